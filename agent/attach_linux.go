@@ -265,7 +265,10 @@ func detach() error {
 const halfOpenTime = 10 * time.Minute
 
 // relayStreams joins conn to our standard streams, until the agent's side of it ends.
-func relayStreams(conn *net.UnixConn) error { return relay(conn, os.Stdin, os.Stdout, halfOpenTime) }
+func relayStreams(conn *net.UnixConn) error {
+	limitRelay()
+	return relay(conn, waitable(os.Stdin), waitable(os.Stdout), halfOpenTime)
+}
 
 func relay(conn *net.UnixConn, in io.Reader, out io.Writer, halfOpen time.Duration) error {
 	defer conn.Close()

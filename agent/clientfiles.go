@@ -45,6 +45,7 @@ func (c *Client) WriteFile(ctx context.Context, name string, mode fs.FileMode, r
 	if err != nil {
 		return err
 	}
+	_, _ = readAnswer(res.Body) // else the connection ends with it
 	return res.Body.Close()
 }
 

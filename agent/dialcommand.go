@@ -37,9 +37,9 @@ type RunFunc func(ctx context.Context, args []string, in io.Reader, out, errs io
 // where the command ended well, and otherwise what became of it. CloseWrite ends the
 // command's input.
 //
-// Kinds: those of run's errors; Unsupported where the program cannot run there (exit code
-// 126 or 127, another platform's, not there); else Unavailable. What the command said is in
-// the message.
+// Kinds: those of run's errors; Exhausted where there is no room for one more process;
+// Unsupported where the program cannot run there (exit code 126 or 127, another platform's, not
+// there); else Unavailable. What the command said is in the message.
 func DialCommand(ctx context.Context, run RunFunc, args ...string) (net.Conn, error) {
 	life, end := context.WithCancel(context.WithoutCancel(ctx))
 	ctx, stop := context.WithTimeout(ctx, markTime)
@@ -92,6 +92,13 @@ func (w *markedWriter) verdict(exit sandboxer.Exit, err error, errs string) erro
 		return sandboxer.E(sandboxer.KindOf(err), err, "the command that leads to the sandbox was given up")
 	case err != nil:
 		return sandboxer.E(sandboxer.Unavailable, err, "the command that leads to the sandbox failed%s", said)
+	case exit.Code != 0 && noProcess(before+"\n"+errs):
+		kind := sandboxer.Exhausted
+		if began { // and may have brought a call there
+			kind = sandboxer.Unavailable
+		}
+		return sandboxer.E(kind, nil, "the sandbox has no room for the process that leads to its agent: its limit of processes is reached").
+			WithHint("end processes inside, or give the next sandbox a higher limit (limits: pids)")
 	case !began && (exit.Code == 126 || exit.Code == 127 || exit.Code != 0 && cannotRun(before+"\n"+errs)):
 		return sandboxer.E(sandboxer.Unsupported, nil, "the program that leads to the sandbox cannot run there (%d)%s", exit.Code, said)
 	case exit.Code != 0:
@@ -100,6 +107,21 @@ func (w *markedWriter) verdict(exit sandboxer.Exit, err error, errs string) erro
 		return sandboxer.E(sandboxer.Unavailable, nil, "the command that leads to the sandbox ended without a connection%s", said)
 	}
 	return nil
+}
+
+// noProcess reports whether our program, or an engine's, says that it got no process or thread. A
+// socket whose queue is full has the same words.
+func noProcess(said string) bool {
+	for line := range strings.Lines(strings.ToLower(said)) {
+		switch {
+		case strings.Contains(line, "failed to create new os thread"), strings.Contains(line, "pthread_create failed"), strings.Contains(line, "newosproc"),
+			strings.Contains(line, "container process: read init-p"): // an engine's own program inside got none
+			return true
+		case strings.Contains(line, "resource temporarily unavailable") && !strings.Contains(line, "connect:"):
+			return true
+		}
+	}
+	return false
 }
 
 func (w *markedWriter) noMark() error {

@@ -139,6 +139,8 @@ func runInit(args []string) int {
 		if err := s.procs.reserve(); err != nil {
 			return complain("--above-limits: %v", err)
 		}
+	} else {
+		s.limitThreads()
 	}
 
 	if o.detached {

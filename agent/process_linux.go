@@ -89,6 +89,7 @@ type table struct {
 
 	tagging sync.Mutex // held while a program is started, with its tag as our own limit
 
+	calls   gate // of those that wait for nothing
 	limited bool // our own CAP_SYS_RESOURCE is not for what we start
 	ringMax int
 	idle    chan struct{} // poked when a process has ended
@@ -348,6 +349,8 @@ func (p *process) pump(f *os.File, src stream) {
 		n, full, filled := 0, false, false
 		var rerr error
 		err := rc.Read(func(fd uintptr) bool {
+			p.t.calls.enter()
+			defer p.t.calls.leave()
 			p.mu.Lock()
 			defer p.mu.Unlock()
 			dst := scratch

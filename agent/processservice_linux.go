@@ -47,10 +47,13 @@ func (s *server) prepare(cfg *pb.ProcessConfig, u user) (command, error) {
 	return command{args: args, env: s.environ(u, cfg.GetEnvs(), mark), mark: mark, dir: dir, as: u, cfg: cfg}, nil
 }
 
-func (s processService) Start(ctx context.Context, req *connect.Request[pb.StartRequest], out *connect.ServerStream[pb.StartResponse]) error {
+// run starts the process of a request.
+func (s processService) run(req *connect.Request[pb.StartRequest]) (*process, *subscriber, error) {
+	s.disk.enter()
+	defer s.disk.leave()
 	u, err := s.rpcUser(req.Header())
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
 	cfg := req.Msg.GetProcess()
 	if cfg == nil {
@@ -58,14 +61,18 @@ func (s processService) Start(ctx context.Context, req *connect.Request[pb.Start
 	}
 	c, err := s.prepare(cfg, u)
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
 	c.tag = req.Msg.Tag
 	c.stdin = req.Msg.Stdin == nil || req.Msg.GetStdin()
 	if req.Msg.Pty != nil {
 		c.size = winSize(req.Msg.GetPty())
 	}
-	p, sub, err := s.procs.start(c)
+	return s.procs.start(c)
+}
+
+func (s processService) Start(ctx context.Context, req *connect.Request[pb.StartRequest], out *connect.ServerStream[pb.StartResponse]) error {
+	p, sub, err := s.run(req)
 	if err != nil {
 		return err
 	}

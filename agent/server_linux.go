@@ -34,6 +34,7 @@ import (
 type server struct {
 	fuse  *fuse
 	procs *table
+	disk  gate // its table has the one for calls that wait for nothing
 	users userDB
 	log   *slog.Logger
 	base  []string // environment of every process, under the user's own
@@ -107,7 +108,7 @@ func (s *server) build() {
 	open.HandleFunc("POST /files", s.serveUpload)
 	open.HandleFunc("POST /init", s.serveInit)
 	open.Handle("/", authed)
-	s.handler = open
+	s.handler = s.disk.handler(open)
 }
 
 // maxMessage bounds one message of the RPC services; streams have any number.
@@ -487,17 +488,20 @@ const headTime = 30 * time.Second
 // servers are those of s's wire: for connections that somebody made, and for those that were
 // handed over. The first request on the latter may come at any time, and a time for it
 // would be over, too, where the agent has not had the processor.
-type servers struct{ made, donated *http.Server }
+type servers struct {
+	made, donated *http.Server
+	calls         gate // of the connections that somebody made
+}
 
 func (s *server) servers(head time.Duration) servers {
-	return servers{s.httpServer(head), s.httpServer(0)}
+	return servers{s.httpServer(head), s.httpServer(0), s.procs.calls}
 }
 
 func (s servers) serve(l net.Listener) error {
 	if _, ok := l.(*donateListener); ok {
 		return s.donated.Serve(l)
 	}
-	return s.made.Serve(l)
+	return s.made.Serve(s.calls.listener(l))
 }
 
 // httpServer makes a server of s's wire: HTTP/1.1, and HTTP/2 without TLS. The time for the

@@ -24,6 +24,7 @@ import (
 // goroutine.
 type watch struct {
 	f         *os.File // an inotify instance
+	disk      gate
 	root      string
 	recursive bool
 	dirs      map[int32]string // watched directories, relative to root
@@ -48,7 +49,7 @@ var networkMounts = map[int64]string{
 	unix.FUSE_SUPER_MAGIC: "FUSE", unix.CEPH_SUPER_MAGIC: "Ceph", unix.AFS_SUPER_MAGIC: "AFS",
 }
 
-func newWatch(dir string, recursive, network bool) (*watch, error) {
+func newWatch(dir string, recursive, network bool, disk gate) (*watch, error) {
 	fi, err := os.Stat(dir)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -69,13 +70,23 @@ func newWatch(dir string, recursive, network bool) (*watch, error) {
 	if err != nil {
 		return nil, sandboxer.E(sandboxer.Exhausted, err, "no further watch is possible: %v", err)
 	}
-	w := &watch{f: os.NewFile(uintptr(fd), "inotify"), root: dir, recursive: recursive,
+	w := &watch{f: os.NewFile(uintptr(fd), "inotify"), disk: disk, root: dir, recursive: recursive,
 		dirs: map[int32]string{}, found: map[string]bool{}, buf: make([]byte, 16<<10)}
 	if err := w.add("", false, nil); err != nil {
 		w.f.Close()
 		return nil, err
 	}
 	return w, nil
+}
+
+// wake ends a next that waits, with os.ErrDeadlineExceeded. It does not close w.f: the kernel takes
+// its time for that, so whoever uses w does it, in close.
+func (w *watch) wake() { _ = w.f.SetReadDeadline(time.Unix(1, 0)) }
+
+func (w *watch) close() {
+	w.disk.enter()
+	defer w.disk.leave()
+	w.f.Close()
 }
 
 // add watches the directory rel, and what is below it if the watch is recursive. If
@@ -133,6 +144,8 @@ func (w *watch) next() ([]change, error) {
 	if err != nil {
 		return nil, err
 	}
+	w.disk.enter()
+	defer w.disk.leave()
 	var out []change
 	scanned := false
 	moved := map[uint32]string{} // directories that left their place, by cookie
@@ -245,23 +258,27 @@ func (w *watch) forget(name string) {
 func (w *watch) event(c change, d *describer, name func(string) string) *pb.FilesystemEvent {
 	ev := &pb.FilesystemEvent{Name: name(c.name), Type: c.kind}
 	if d != nil && c.kind != pb.EventType_EVENT_TYPE_REMOVE && c.kind != pb.EventType_EVENT_TYPE_RENAME {
+		w.disk.enter()
 		if e, err := d.entry(filepath.Join(w.root, c.name)); err == nil {
 			ev.Entry = e
 		}
+		w.disk.leave()
 	}
 	return ev
 }
 
 func (s filesystemService) WatchDir(ctx context.Context, req *connect.Request[pb.WatchDirRequest], out *connect.ServerStream[pb.WatchDirResponse]) error {
+	s.disk.enter()
 	_, dir, err := s.target(req.Header(), req.Msg.GetPath())
+	var w *watch
+	if err == nil {
+		w, err = newWatch(dir, req.Msg.GetRecursive(), req.Msg.GetAllowNetworkMounts(), s.disk)
+	}
+	s.disk.leave()
 	if err != nil {
 		return err
 	}
-	w, err := newWatch(dir, req.Msg.GetRecursive(), req.Msg.GetAllowNetworkMounts())
-	if err != nil {
-		return err
-	}
-	defer w.f.Close()
+	defer w.close()
 	if req.Header().Get(escapeHeader) != "" {
 		out.ResponseHeader().Set(escapeHeader, escapeAnswer)
 	}
@@ -270,9 +287,12 @@ func (s filesystemService) WatchDir(ctx context.Context, req *connect.Request[pb
 	}
 	interval := keepaliveOf(req.Header())
 	name := s.describer(req.Header()).name
-	defer context.AfterFunc(ctx, func() { w.f.Close() })()
+	defer context.AfterFunc(ctx, w.wake)()
 	for {
 		_ = w.f.SetReadDeadline(time.Now().Add(interval))
+		if ctx.Err() != nil { // woken before
+			return ctx.Err()
+		}
 		changes, err := w.next()
 		switch {
 		case ctx.Err() != nil:
@@ -326,7 +346,7 @@ func (s filesystemService) CreateWatcher(ctx context.Context, req *connect.Reque
 		return nil, sandboxer.E(sandboxer.Exhausted, nil, "%d watchers exist, as many as there may be", maxWatchers).
 			WithHint("remove watchers that are no longer needed")
 	}
-	w, err := newWatch(dir, req.Msg.GetRecursive(), req.Msg.GetAllowNetworkMounts())
+	w, err := newWatch(dir, req.Msg.GetRecursive(), req.Msg.GetAllowNetworkMounts(), s.disk)
 	if err != nil {
 		return nil, err
 	}
@@ -351,18 +371,20 @@ func (p *polled) collect(describe func() *describer) {
 	for {
 		changes, err := p.w.next()
 		d := describe()
-		p.mu.Lock()
+		var events []*pb.FilesystemEvent
 		for _, c := range changes {
-			if len(p.events) >= maxPolledEvents {
-				err = sandboxer.E(sandboxer.Exhausted, nil, "changes came faster than they were fetched: some are lost")
-				break
-			}
-			p.events = append(p.events, p.w.event(c, d, new(describer).name))
+			events = append(events, p.w.event(c, d, new(describer).name))
 		}
+		p.mu.Lock()
+		if room := maxPolledEvents - len(p.events); len(events) > room {
+			events = events[:room]
+			err = sandboxer.E(sandboxer.Exhausted, nil, "changes came faster than they were fetched: some are lost")
+		}
+		p.events = append(p.events, events...)
 		if err != nil {
 			p.err = err
 			p.mu.Unlock()
-			p.w.f.Close()
+			p.w.close()
 			return
 		}
 		p.mu.Unlock()
@@ -396,6 +418,6 @@ func (s filesystemService) RemoveWatcher(ctx context.Context, req *connect.Reque
 	if p == nil {
 		return nil, sandboxer.E(sandboxer.NotFound, nil, "watcher %q not found", id)
 	}
-	p.w.f.Close()
+	p.w.wake()
 	return connect.NewResponse(&pb.RemoveWatcherResponse{}), nil
 }

@@ -707,12 +707,37 @@ var limits = []struct {
 		}
 	}},
 	{PIDs, func(sp *sandboxer.Spec) { sp.Limits.PIDs = 32 }, func(t *testing.T, sb *sandbox) {
+		// While it is full, a command may find no room for what leads to it.
+		run := func(script string) (out string) {
+			for end := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
+				var stdout strings.Builder
+				x, err := sb.b.Exec(ctx(t), sb.h, sandboxer.Cmd{Args: sb.s.script(script), Stdout: &stdout})
+				switch {
+				case err == nil && x.Code == 0:
+					return stdout.String()
+				case err != nil && sandboxer.KindOf(err) != sandboxer.Exhausted, time.Now().After(end):
+					t.Fatalf("a command for a sandbox that was full of processes: %+v, %s", x, describe(err))
+				}
+			}
+		}
 		sb.run(t, sandboxer.Cmd{Args: sb.s.script(`i=0; while [ $i -lt 100 ]; do sleep 3 & echo $! >>started; i=$((i+1)); done; wait`)})
 		// Counted without a fork: those that were started may still be there.
-		x, out, _ := sb.run(t, sandboxer.Cmd{Args: sb.s.script("n=0; while read l; do n=$((n+1)); done <started; echo $n")})
-		if n, err := strconv.Atoi(strings.TrimSpace(out)); x.Code != 0 || err != nil || n == 0 || n > 32 {
+		out := run("n=0; while read l; do n=$((n+1)); done <started; echo $n")
+		if n, err := strconv.Atoi(strings.TrimSpace(out)); err != nil || n == 0 || n > 32 {
 			t.Errorf("%q processes ran at once; the limit is 32", out)
 		}
+		// A sandbox that is full of processes is out of nothing else, and lives on.
+		const fill = `(while :; do sleep 5 & done); while :; do sleep 5 & done`
+		if x, err := sb.b.Exec(ctx(t), sb.h, sandboxer.Cmd{Args: sb.s.script(fill)}); err != nil && sandboxer.KindOf(err) != sandboxer.Exhausted {
+			t.Errorf("filling it with processes: %+v, %s", x, describe(err))
+		}
+		if sb.b.Can(sandboxer.CanFiles) {
+			if err := sb.b.WriteFile(ctx(t), sb.h, "/tmp/while-full", 0o644, strings.NewReader("x")); err != nil && sandboxer.KindOf(err) != sandboxer.Exhausted {
+				t.Errorf("a file for a full sandbox: %s", describe(err))
+			}
+		}
+		run("true")
+		sb.alive(t)
 	}},
 	{GPUs, func(sp *sandboxer.Spec) { sp.Limits.GPUs = 1 }, func(t *testing.T, sb *sandbox) { sb.alive(t) }},
 }

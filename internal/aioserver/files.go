@@ -581,6 +581,8 @@ func (c *call) append(name string, r io.Reader) error {
 		return sandboxer.E(sandboxer.Invalid, nil, "%s is a directory", name)
 	case says("No space left"), says("quota exceeded"):
 		return sandboxer.E(sandboxer.Exhausted, cause, "%s: the sandbox's disk is full", name)
+	case says("an't fork"), says("annot fork"), says("Resource temporarily unavailable"):
+		return sandboxer.E(sandboxer.Exhausted, cause, "%s: the sandbox has no process left to work on it", name)
 	case says("Permission denied"), says("Operation not permitted"):
 		return sandboxer.E(sandboxer.Denied, cause, "%s may not be written inside the sandbox", name)
 	case says("Read-only file system"):

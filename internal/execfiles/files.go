@@ -289,6 +289,8 @@ func (f Files) run(ctx context.Context, h sandboxer.Handle, cmd sandboxer.Cmd, n
 	switch {
 	case says("No space left", "quota exceeded"):
 		return sandboxer.E(sandboxer.Exhausted, said, "%s: the sandbox's disk is full", name)
+	case says("an't fork", "annot fork", "Resource temporarily unavailable"):
+		return sandboxer.E(sandboxer.Exhausted, said, "%s: the sandbox has no process left to work on it", name)
 	case says("Permission denied", "Operation not permitted", "Read-only file system"):
 		return sandboxer.E(sandboxer.Denied, said, "%s may not be changed inside the sandbox", name)
 	case says("Not a directory", "File exists", "Is a directory"):
