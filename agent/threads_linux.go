@@ -48,11 +48,11 @@ const (
 // for a disk at once, and threads in all.
 type threadBudget struct{ procs, disk, all int }
 
-// threadsWithin is the budget within a limit, at most three of eight: what leads to the agent is
+// threadsWithin is the budget within a limit, at most seven of sixteen: what leads to the agent is
 // inside, too. Below 32 it is not enough for all that may come.
 func threadsWithin(limit, procs int) threadBudget {
 	b := threadBudget{procs: min(procs, max(2, limit/16))}
-	b.all = min(b.procs+ownThreads+callThreads+diskThreads, limit*3/8)
+	b.all = min(b.procs+ownThreads+callThreads+diskThreads, limit*7/16)
 	b.disk = max(1, b.all-b.procs-ownThreads-callThreads)
 	return b
 }

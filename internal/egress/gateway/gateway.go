@@ -11,6 +11,7 @@ import (
 	"net"
 	"os"
 	"os/signal"
+	"runtime"
 	"slices"
 	"sync"
 	"syscall"
@@ -32,8 +33,13 @@ sandboxer starts it in containers of a host; there is no need to run it by hand.
   wait NAME...     wait until the gateway serves these links
 `
 
+// maxProcs is how many processors it uses. Its container's limit of processes counts threads, and
+// Go ends a program that gets none: guests that make it busy must not lead there.
+const maxProcs = 16
+
 // Main runs the program and returns its exit status.
 func Main(args []string) int {
+	runtime.GOMAXPROCS(min(runtime.GOMAXPROCS(0), maxProcs))
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 	var err error
