@@ -217,7 +217,7 @@ func start(t testing.TB, kind func(dir string) kind) *Docker {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { os.RemoveAll(dir) }) // also where it did not start
+	t.Cleanup(func() { os.RemoveAll(dir) })      // also where it did not start
 	if err := os.Chmod(dir, 0o711); err != nil { // root of its containers passes
 		t.Fatal(err)
 	}
