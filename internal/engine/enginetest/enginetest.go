@@ -199,6 +199,7 @@ func Limiting(t testing.TB, fs string) string {
 		if out, err := try.CombinedOutput(); err != nil {
 			t.Skipf("this machine mounts no %s with %s: %v: %s", fs, options, err, out)
 		}
+		k.before += "\nrm '" + disk + "'" // it is there for as long as it is mounted
 		return k
 	})
 	if err := d.load(t); err != nil {
