@@ -38,6 +38,17 @@ func TestDisk(t *testing.T) {
 	img.Config.Volumes = map[string]struct{}{"/data": {}}
 	_, err := img.storage(engine.Info{}, 1<<30)
 	wantKind(t, err, sandboxer.Unsupported, "/data")
+	if m := etcMounts(engine.APIVolume{Mountpoint: "/v/_data"}, []sandboxer.Mount{{Source: "/src", Target: "/etc/hosts"}}); len(m) != 2 || m[0].Source != "/v/_data/etc/hostname" || m[1].Target != "/etc/resolv.conf" || !m[0].ReadOnly || !m[1].ReadOnly {
+		t.Errorf("beside a mount of one's own at /etc/hosts: %+v", m)
+	}
+	img.Config.Volumes, img.Size = nil, 60<<20
+	_, err = img.storage(engine.Info{Driver: "btrfs"}, 64<<20)
+	wantKind(t, err, sandboxer.Unsupported, "60 MiB", "ask for 77 MiB")
+	if _, err := img.storage(engine.Info{Driver: "overlay2"}, 64<<20); err != nil {
+		t.Errorf("where an image does not count: %v", err)
+	}
+	wantKind(t, h.noQuota(sandboxer.E(sandboxer.Failed, nil, "devmapper: Container size cannot be smaller than 10GB")), sandboxer.Unsupported, "10GB")
+	wantKind(t, (&extension{cfg: Config{UnfilteredEgress: true}}).check(sandboxer.Spec{Limits: sandboxer.Limits{DiskBytes: 1 << 30}, Network: sandboxer.NetworkPolicy{Mode: sandboxer.NetworkPublic}}), sandboxer.Unsupported, "disk", "unfiltered_egress")
 
 	en := engines["docker"](t)
 	o := en.options(t, "disk")
