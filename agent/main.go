@@ -25,6 +25,8 @@ const usage = `usage: sandboxer-agent COMMAND
   connect --socket @NAME|/PATH [--pid PID]
                                 be a connection to the agent at a socket, which is there, or about
                                 to be
+  hold-disk COMMAND [ARGS…]     be another command of these, such that what it starts cannot get
+                                around a quota of its disk
   untar [--strip] [--replace] [--owner UID:GID] DIR
                                 unpack the tar on standard input below DIR
   tar DIR                       pack DIR to standard output
@@ -54,6 +56,8 @@ func Main(args []string) int {
 		return runAttach(args[1:])
 	case "connect":
 		return runConnect(args[1:])
+	case "hold-disk":
+		return runHoldDisk(args[1:])
 	case "untar":
 		return runUntar(args[1:], os.Stdin)
 	case "tar":

@@ -37,6 +37,8 @@ need lz4 lz4
 need packer packer
 need debootstrap debootstrap
 need mke2fs e2fsprogs
+need mkfs.btrfs btrfs-progs
+need mkfs.xfs xfsprogs
 need dockerd docker.io
 need docker-compose docker-compose
 need podman podman

@@ -217,46 +217,47 @@ func (e *extension) volumesOn(ctx context.Context, h *host) (ours []engine.APIVo
 // bringAgent brings the agent into its volume, unless it is there and whole. The caller holds the host's lock,
 // shared, and image is any that the engine has. Nothing runs for it: a container that is never
 // started has the volume, and takes an archive.
-func (e *extension) bringAgent(ctx context.Context, h *host, p program.Program, image string) (volume string, err error) {
-	volume = e.agentVolume(p.Digest)
+func (e *extension) bringAgent(ctx context.Context, h *host, p program.Program, image string) (v engine.APIVolume, err error) {
+	none := engine.APIVolume{}
+	volume := e.agentVolume(p.Digest)
 	labels := e.ours()
 	labels[labelAgent] = p.Digest
 	if err := e.expectAgent(h); err != nil {
-		return "", err
+		return none, err
 	}
 	find := func() (whole bool, mark string, err error) {
-		v, err := h.api.CreateVolume(ctx, volume, labels) // or find
+		v, err = h.api.CreateVolume(ctx, volume, labels) // or find
 		for k, want := range labels {
 			if err == nil && len(v.Labels) > 0 && v.Labels[k] != want { // with none it is ours: volumesOn
 				err = sandboxer.E(sandboxer.Conflict, nil, "the engine %s has a volume %s that is somebody else's", h.name, volume).
 					WithHint("remove it, if nobody needs it: docker volume rm %s", volume)
 			}
 		}
-		mark = p.Digest + " " + v.CreatedAt // an operator may have removed the one that was filled
+		mark = p.Digest + " " + v.CreatedAt + " etc" // an operator may have removed the one that was filled; etcFiles came later
 		noted, _ := os.ReadFile(e.agentNote(h))
 		return err == nil && string(noted) == mark, mark, err
 	}
 	if whole, _, err := find(); whole || err != nil {
-		return volume, err
+		return v, err
 	}
 	// One that brings it is enough, of all processes of this installation.
 	l, err := e.lock(ctx, "agent-"+h.name, filelock.Exclusive)
 	if err != nil {
-		return "", err
+		return none, err
 	}
 	defer l.Release()
 	whole, mark, err := find()
 	if whole || err != nil {
-		return volume, err
+		return v, err
 	}
 	sandboxer.ReportProgress(ctx, sandboxer.Progress{Step: "bringing sandboxer-agent to " + h.name})
 	if err := e.removeFillers(ctx, h); err != nil { // of one that died
-		return "", err
+		return none, err
 	}
 	id, err := e.create(ctx, h, volume+"-fill", engine.ContainerConfig{Image: image, Env: []string{}, Entrypoint: []string{agentPath}, Cmd: []string{"help"}, Labels: labels,
 		HostConfig: engine.HostConfig{NetworkMode: "none", Mounts: []engine.MountConfig{{Type: "volume", Source: volume, Target: agentDir, VolumeOptions: &engine.VolumeOptions{NoCopy: true}}}}})
 	if err != nil {
-		return "", err
+		return none, err
 	}
 	defer func() {
 		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
@@ -265,34 +266,34 @@ func (e *extension) bringAgent(ctx context.Context, h *host, p program.Program, 
 			err = errors.Join(err, rerr)
 		}
 	}()
-	if !e.hasAgent(ctx, h, id, p.Digest) {
+	if !e.hasAgent(ctx, h, id, p.Digest) || !e.hasEtc(ctx, h, id) {
 		data, err := os.ReadFile(p.Path)
 		if err != nil {
-			return "", sandboxer.E(sandboxer.Unavailable, err, "the program of the agent cannot be read")
+			return none, sandboxer.E(sandboxer.Unavailable, err, "the program of the agent cannot be read")
 		}
 		if sum := sha256.Sum256(data); hex.EncodeToString(sum[:]) != p.Digest {
-			return "", sandboxer.E(sandboxer.Unavailable, nil, "the program of the agent has changed just now").WithHint("try again")
+			return none, sandboxer.E(sandboxer.Unavailable, nil, "the program of the agent has changed just now").WithHint("try again")
 		}
 		var packed bytes.Buffer
 		w := tar.NewWriter(&packed)
-		err = w.WriteHeader(&tar.Header{Name: agentFile, Typeflag: tar.TypeReg, Mode: 0o755, Size: int64(len(data))})
-		if err == nil {
-			_, err = w.Write(data)
+		err = putFile(w, agentFile, 0o755, data)
+		for _, f := range etcFiles {
+			err = errors.Join(err, putFile(w, etcDir+"/"+f.name, 0o644, []byte(f.text)))
 		}
 		if err := errors.Join(err, w.Close()); err != nil {
-			return "", sandboxer.E(sandboxer.Internal, err, "the agent cannot be packed")
+			return none, sandboxer.E(sandboxer.Internal, err, "the agent cannot be packed")
 		}
 		if err := h.api.PutArchive(ctx, id, agentDir, &packed); err != nil {
-			return "", err
+			return none, err
 		}
-		if !e.hasAgent(ctx, h, id, p.Digest) {
-			return "", sandboxer.E(sandboxer.Unavailable, ctx.Err(), "the agent is not whole on the engine %s after it was brought there", h.name).WithHint("try again")
+		if !e.hasAgent(ctx, h, id, p.Digest) || !e.hasEtc(ctx, h, id) {
+			return none, sandboxer.E(sandboxer.Unavailable, ctx.Err(), "the agent is not whole on the engine %s after it was brought there", h.name).WithHint("try again")
 		}
 	}
 	if err := wholefile.Replace(e.agentNote(h), []byte(mark)); err != nil {
-		return "", sandboxer.E(sandboxer.Unavailable, err, "it cannot be written down which agent the engine %s has", h.name)
+		return none, sandboxer.E(sandboxer.Unavailable, err, "it cannot be written down which agent the engine %s has", h.name)
 	}
-	return volume, nil
+	return v, nil
 }
 
 // agentNote is the file that says which volume of a host has a whole agent. It is there, and empty, before there is any volume: so
@@ -334,7 +335,22 @@ func (e *extension) removeFillers(ctx context.Context, h *host) error {
 
 // hasAgent reports whether the agent with that digest is in the volume that the container has.
 func (e *extension) hasAgent(ctx context.Context, h *host, id, digest string) bool {
-	err := h.api.GetArchive(ctx, id, agentPath, func(r io.Reader) error {
+	return e.hasFile(ctx, h, id, agentPath, 0o755, digest)
+}
+
+// hasEtc reports whether etcFiles are in the volume that the container has.
+func (e *extension) hasEtc(ctx context.Context, h *host, id string) bool {
+	for _, f := range etcFiles {
+		sum := sha256.Sum256([]byte(f.text))
+		if !e.hasFile(ctx, h, id, agentDir+"/"+etcDir+"/"+f.name, 0o644, hex.EncodeToString(sum[:])) {
+			return false
+		}
+	}
+	return true
+}
+
+func (e *extension) hasFile(ctx context.Context, h *host, id, path string, mode int64, digest string) bool {
+	err := h.api.GetArchive(ctx, id, path, func(r io.Reader) error {
 		tr := tar.NewReader(r)
 		head, err := tr.Next()
 		if err != nil {
@@ -344,12 +360,20 @@ func (e *extension) hasAgent(ctx context.Context, h *host, id, digest string) bo
 		if _, err := io.Copy(sum, tr); err != nil {
 			return err
 		}
-		if head.Mode&0o777 != 0o755 || hex.EncodeToString(sum.Sum(nil)) != digest {
+		if head.Mode&0o777 != mode || hex.EncodeToString(sum.Sum(nil)) != digest {
 			return errors.New("it is another file")
 		}
 		return nil
 	})
 	return err == nil
+}
+
+func putFile(w *tar.Writer, name string, mode int64, data []byte) error {
+	err := w.WriteHeader(&tar.Header{Name: name, Typeflag: tar.TypeReg, Mode: mode, Size: int64(len(data))})
+	if err == nil {
+		_, err = w.Write(data)
+	}
+	return err
 }
 
 // sweepSoon removes, in a while, what no sandbox of a host needs any more.

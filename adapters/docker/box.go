@@ -41,6 +41,7 @@ type made struct {
 	Image     string    `json:"image,omitempty"` // for people, with its digest if it has one
 	Ports     []int     `json:"ports,omitempty"`
 	Memory    int64     `json:"memory,omitempty"`
+	Disk      int64     `json:"disk,omitempty"`
 	Changed   string    `json:"changed,omitempty"`
 	Warm      bool      `json:"warm,omitempty"`
 	Grants    []string  `json:"grants,omitempty"` // capabilities beyond guestCapabilities, sorted

@@ -1,21 +1,47 @@
 package docker
 
 import (
+	"path"
+	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/engine"
+	"github.com/sand-boxer/sandboxer/internal/usernet"
 )
 
 // minDisk is the least limit: what engines and file systems need themselves.
 const minDisk = 16 << 20
+
+// etcFiles are what a sandbox with a limit of its disk has in /etc in place of what engines put there: files of their own, which root
+// inside can write, and which no limit counts. They are in the agent's volume.
+var etcFiles = []struct{ name, text string }{
+	{"hostname", "sandbox\n"},
+	{"hosts", "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n"},
+	{"resolv.conf", "nameserver " + usernet.Gateway.String() + "\n"},
+}
+
+// etcDir is where they are in the volume.
+const etcDir = "etc"
+
+// etcMounts are etcFiles as a container has them, but for what it has a mount of its own for.
+func etcMounts(volume engine.APIVolume, own []sandboxer.Mount) (all []engine.MountConfig) {
+	for _, f := range etcFiles {
+		to := "/etc/" + f.name
+		if !slices.ContainsFunc(own, func(m sandboxer.Mount) bool { return m.Target == to }) {
+			all = append(all, engine.MountConfig{Type: "bind", Source: path.Join(volume.Mountpoint, etcDir, f.name), Target: to, ReadOnly: true})
+		}
+	}
+	return all
+}
 
 // keepsDisk refuses a limit of a sandbox's disk that the engine would not keep: some storage drivers leave it out
 // without a word.
 func (h *host) keepsDisk(info engine.Info) error {
 	switch {
 	case info.Podman: // of which the service's answers do not say
+	case info.Snapshotter(): // of containerd's, which take no limit, and have the names of drivers
 	case info.Driver == "btrfs", info.Driver == "zfs", info.Driver == "devicemapper":
 		return nil
 	case info.Driver == "overlay2" && info.Backing() == "xfs":
@@ -30,7 +56,7 @@ func (h *host) keepsDisk(info engine.Info) error {
 }
 
 // storage is what the engine is told of a limit. Volumes of the image would not count.
-func (i *image) storage(limit int64) (map[string]string, error) {
+func (i *image) storage(info engine.Info, limit int64) (map[string]string, error) {
 	if limit == 0 {
 		return nil, nil
 	}
@@ -38,14 +64,26 @@ func (i *image) storage(limit int64) (map[string]string, error) {
 		return nil, sandboxer.E(sandboxer.Unsupported, nil, "the image declares the volume %.200q, which a limit of the disk would not hold for", v).
 			WithHint("leave the limit out, or use an image without volumes")
 	}
+	if counts := info.Driver == "btrfs" || info.Driver == "devicemapper"; counts && i.Size > limit-minDisk {
+		return nil, sandboxer.E(sandboxer.Unsupported, nil, "the image has %d MiB, which count for a limit of the disk of %d MiB where the engine's storage driver is %s", i.Size>>20, limit>>20, info.Driver).
+			WithHint("ask for %d MiB at least, or use a smaller image", (i.Size+minDisk)>>20+1)
+	}
 	return map[string]string{"size": strconv.FormatInt(limit, 10)}, nil
 }
 
 // noQuota is err, of an engine that made no container with a limit of its disk, as what it means.
 func (h *host) noQuota(err error) error {
-	if err == nil || !strings.Contains(strings.ToLower(sandboxer.Message(err)), "storage-opt") {
-		return err
+	if err == nil {
+		return nil
 	}
-	return sandboxer.E(sandboxer.Unsupported, err, "the engine %s cannot limit the disk of a sandbox: %s", h.name, sandboxer.Message(err)).
-		WithHint("leave the limit out, or have the engine's files on XFS that is mounted with pquota")
+	said := strings.ToLower(sandboxer.Message(err))
+	switch {
+	case strings.Contains(said, "storage-opt"):
+		return sandboxer.E(sandboxer.Unsupported, err, "the engine %s cannot limit the disk of a sandbox: %s", h.name, sandboxer.Message(err)).
+			WithHint("leave the limit out, or have the engine's files on XFS that is mounted with pquota")
+	case strings.Contains(said, "container size cannot be smaller than"): // of device mapper
+		return sandboxer.E(sandboxer.Unsupported, err, "the engine %s cannot limit the disk of a sandbox so: %s", h.name, sandboxer.Message(err)).
+			WithHint("ask for more, or leave the limit out: every container of that engine has one")
+	}
+	return err
 }

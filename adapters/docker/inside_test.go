@@ -490,8 +490,7 @@ func TestAgentVolume(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			digest, _, _ := strings.Cut(string(note), " ")
-			if err := os.WriteFile(e.agentNote(e.hosts["one"]), []byte(digest+" "+v.CreatedAt), 0o600); err != nil {
+			if err := os.WriteFile(e.agentNote(e.hosts["one"]), bytes.ReplaceAll(note, []byte(volumes[0].CreatedAt), []byte(v.CreatedAt)), 0o600); err != nil {
 				t.Fatal(err)
 			}
 			third := up(t, e, order("third", o))

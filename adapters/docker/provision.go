@@ -81,6 +81,10 @@ func (e *extension) check(spec sandboxer.Spec) error {
 		return unsupported("leave the limit out", "%s gives no GPUs to sandboxes", e.env.Extension)
 	case l.DiskBytes != 0 && l.DiskBytes < minDisk:
 		return sandboxer.E(sandboxer.Invalid, nil, "a disk limit of %d bytes is too small; the least is %d MiB", l.DiskBytes, minDisk>>20)
+	case l.DiskBytes > 0 && e.unfiltered(spec.Network):
+		return unsupported("leave the limit out, or ask for another network", "a limit of the disk does not hold with the engine's own network (unfiltered_egress), for which the engine keeps files of its own in the sandbox")
+	case l.DiskBytes > 0 && spec.Inputs["grants"] != "":
+		return unsupported("leave the limit out, or ask for a profile without grants", "a limit of the disk does not hold for a sandbox that is granted capabilities (input grants)")
 	case l.MemoryBytes > 0 && l.MemoryBytes < minMemory:
 		return sandboxer.E(sandboxer.Invalid, nil, "a memory limit of %d bytes is too small for the agent; the least is %d MiB", l.MemoryBytes, minMemory>>20)
 	case l.PIDs > 0 && l.PIDs < minPIDs:
@@ -400,11 +404,11 @@ func (e *extension) make(ctx context.Context, h *host, info engine.Info, spec sa
 	if m.Grants, err = e.grants(spec); err != nil {
 		return nil, err
 	}
-	storage, err := img.storage(limits.DiskBytes)
+	storage, err := img.storage(info, limits.DiskBytes)
 	if err != nil {
 		return nil, err
 	}
-	m.V, m.Memory, m.Warm, m.Mode, m.Fuse, m.Stamp = madeVersion, limits.MemoryBytes, spec.Warm, string(sandboxer.NetworkNone), spec.Fuse, spec.Stamp
+	m.V, m.Memory, m.Disk, m.Warm, m.Mode, m.Fuse, m.Stamp = madeVersion, limits.MemoryBytes, limits.DiskBytes, spec.Warm, string(sandboxer.NetworkNone), spec.Fuse, spec.Stamp
 	if e.unfiltered(spec.Network) {
 		m.Mode = string(sandboxer.NetworkPublic)
 	}
@@ -445,8 +449,12 @@ func (e *extension) make(ctx context.Context, h *host, info engine.Info, spec sa
 			CapDrop: []string{"ALL"}, CapAdd: slices.Concat(guestCapabilities, m.Grants), SecurityOpt: []string{"no-new-privileges"}, IpcMode: "private",
 			LogConfig:  &engine.LogConfig{Type: "json-file", Config: map[string]string{"max-size": "1m"}},
 			StorageOpt: storage,
-			Mounts:     []engine.MountConfig{{Type: "volume", Source: volume, Target: agentDir, ReadOnly: true, VolumeOptions: &engine.VolumeOptions{NoCopy: true}}},
+			Mounts:     []engine.MountConfig{{Type: "volume", Source: volume.Name, Target: agentDir, ReadOnly: true, VolumeOptions: &engine.VolumeOptions{NoCopy: true}}},
 		},
+	}
+	if limits.DiskBytes > 0 {
+		config.Cmd = append([]string{"hold-disk"}, config.Cmd...)
+		config.HostConfig.Mounts = append(config.HostConfig.Mounts, etcMounts(volume, spec.Mounts)...)
 	}
 	hide := func() error { return nil }
 	if len(sources) > 0 {
@@ -460,6 +468,11 @@ func (e *extension) make(ctx context.Context, h *host, info engine.Info, spec sa
 		config.HostConfig.Mounts = append(config.HostConfig.Mounts, shown...)
 	}
 	if b.container, err = e.create(ctx, h, name, config); err != nil {
+		if limits.DiskBytes > 0 { // the volume may be another one, without etcFiles
+			if ferr := e.forgetAgent(h); ferr != nil {
+				return nil, errors.Join(err, ferr)
+			}
+		}
 		return nil, h.unseen(h.noQuota(err))
 	}
 	err = h.api.ContainerCall(ctx, b.container, "start")
@@ -637,7 +650,7 @@ func must(ctx context.Context, c *agent.Client, what string, in io.Reader, args 
 	if err == nil && x.Code != 0 {
 		text := engine.OneLine(said.String())
 		kind := sandboxer.Failed
-		if strings.Contains(text, "no space left") {
+		if strings.Contains(text, "no space left") || strings.Contains(text, "quota exceeded") {
 			kind = sandboxer.Exhausted
 		}
 		err = sandboxer.E(kind, nil, "%s failed: %s", what, text)

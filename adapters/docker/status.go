@@ -156,7 +156,7 @@ func (e *extension) Stats(ctx context.Context, h sandboxer.Handle) (sandboxer.St
 		return sandboxer.Stats{}, err
 	}
 	st, err := b.host.api.ContainerStats(ctx, b.container)
-	st.MemoryLimit = m.Memory
+	st.MemoryLimit, st.DiskLimit = m.Memory, m.Disk
 	return st, err
 }
 

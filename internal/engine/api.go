@@ -360,6 +360,13 @@ func (i Info) Backing() string {
 	return ""
 }
 
+// Snapshotter reports whether containers' files are kept by one of containerd's, and not by a storage driver of the engine's.
+func (i Info) Snapshotter() bool {
+	return slices.ContainsFunc(i.DriverStatus, func(s []string) bool {
+		return len(s) == 2 && s[0] == "driver-type" && strings.HasPrefix(s[1], "io.containerd.snapshotter.")
+	})
+}
+
 // Info asks what the engine is.
 func (a *API) Info(ctx context.Context) (i Info, err error) {
 	err = a.request(ctx, "looking at it", http.MethodGet, "/info", nil, nil, func(res *http.Response) error {
@@ -764,6 +771,8 @@ type APIVolume struct {
 	Name      string
 	Labels    map[string]string
 	CreatedAt string
+
+	Mountpoint string // where its files are on the engine's machine
 }
 
 // ListVolumes lists volumes whose names have that in them.

@@ -57,20 +57,25 @@ func (d *Docker) Start(t testing.TB) string {
 		if d.dir, d.err = os.MkdirTemp("/tmp", "sbd"); d.err != nil {
 			return
 		}
-		if d.err = d.keep(); d.err != nil {
-			return
-		}
-		imp := exec.Command("docker", "import", "-", Image)
-		imp.Env = append(os.Environ(), "DOCKER_HOST="+d.host)
-		imp.Stdin = bytes.NewReader(BusyboxTar(t))
-		if out, err := imp.CombinedOutput(); err != nil {
-			d.err = fmt.Errorf("docker import: %w: %s", err, out)
+		if d.err = d.keep(); d.err == nil {
+			d.err = d.load(t)
 		}
 	})
 	if d.err != nil {
 		t.Skip(d.err)
 	}
 	return "DOCKER_HOST=" + d.host
+}
+
+// load gives the engine the image.
+func (d *Docker) load(t testing.TB) error {
+	imp := exec.Command("docker", "import", "-", Image)
+	imp.Env = append(os.Environ(), "DOCKER_HOST="+d.host)
+	imp.Stdin = bytes.NewReader(BusyboxTar(t))
+	if out, err := imp.CombinedOutput(); err != nil {
+		return fmt.Errorf("docker import: %w: %s", err, out)
+	}
+	return nil
 }
 
 // GVisor has the engine's runtime runsc be program.
@@ -145,7 +150,7 @@ func Remapping(t testing.TB) string {
 mount --make-rprivate /
 printf 'nobody:200000:65536\nnogroup:200000:65536\n' >"$RANGES"
 for f in /etc/subuid /etc/subgid; do mount --bind "$RANGES" $f; done`}
-	})
+	}).host
 }
 
 // Rootless starts an engine of Docker's that has no rights on this machine, in namespaces as RootlessKit makes them, and returns its
@@ -164,11 +169,47 @@ mount --make-rprivate /
 mount -t tmpfs tmpfs /run
 printf '#!/bin/sh\n' >"$HOME/rootlesskit-docker-proxy"
 chmod +x "$HOME/rootlesskit-docker-proxy"`}
+	}).host
+}
+
+// Limiting starts an engine of Docker's that keeps containers by the storage driver btrfs, or by overlay2 on XFS with project quotas (xfs),
+// and returns its address. It has the image, and ends with the test.
+func Limiting(t testing.TB, fs string) string {
+	t.Helper()
+	options, driver := "loop", fs
+	if fs == "xfs" {
+		options, driver = "loop,pquota", "overlay2"
+	}
+	d := start(t, func(dir string) kind {
+		disk, data := filepath.Join(dir, "disk"), filepath.Join(dir, "data")
+		if err := errors.Join(os.WriteFile(disk, nil, 0o600), os.Truncate(disk, 1<<30), os.Mkdir(data, 0o700)); err != nil { // sparse
+			t.Fatal(err)
+		}
+		if _, err := exec.LookPath("mkfs." + fs); err != nil {
+			t.Skipf("there is no mkfs.%s (scripts/setup.sh installs it)", fs)
+		}
+		if out, err := exec.Command("mkfs."+fs, "-q", disk).CombinedOutput(); err != nil {
+			t.Fatalf("mkfs.%s: %v: %s", fs, err, out)
+		}
+		// Nobody else sees the mount, which goes, with the loop device, with the last process that does.
+		k := kind{options: []string{"--storage-driver=" + driver}, sys: &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS},
+			before: "set -e\nmount --make-rprivate /\nmount -o " + options + " '" + disk + "' '" + data + "'"}
+		try := exec.Command("sh", "-c", k.before)
+		try.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS}
+		if out, err := try.CombinedOutput(); err != nil {
+			t.Skipf("this machine mounts no %s with %s: %v: %s", fs, options, err, out)
+		}
+		k.before += "\nrm '" + disk + "'" // it is there for as long as it is mounted
+		return k
 	})
+	if err := d.load(t); err != nil {
+		t.Fatal(err)
+	}
+	return d.host
 }
 
 // start starts an engine for one test.
-func start(t testing.TB, kind func(dir string) kind) string {
+func start(t testing.TB, kind func(dir string) kind) *Docker {
 	t.Helper()
 	if _, err := exec.LookPath("dockerd"); err != nil || os.Getuid() != 0 {
 		t.Skip("a Docker engine needs root and dockerd (scripts/setup.sh installs it)")
@@ -177,18 +218,16 @@ func start(t testing.TB, kind func(dir string) kind) string {
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { os.RemoveAll(dir) })      // also where it did not start
 	if err := os.Chmod(dir, 0o711); err != nil { // root of its containers passes
 		t.Fatal(err)
 	}
 	d := &Docker{dir: dir, kind: kind(dir)}
-	t.Cleanup(func() {
-		d.Stop()
-		os.RemoveAll(dir) // also where it did not start
-	})
+	t.Cleanup(d.Stop)
 	if err := d.keep(); err != nil {
 		t.Fatal(err)
 	}
-	return d.host
+	return d
 }
 
 // RootlessPodman starts Podman's API as nobody, who has one user ID, and returns its address. It has no images, and ends with the test.
