@@ -267,7 +267,11 @@ const halfOpenTime = 10 * time.Minute
 // relayStreams joins conn to our standard streams, until the agent's side of it ends.
 func relayStreams(conn *net.UnixConn) error {
 	limitRelay()
-	return relay(conn, waitable(os.Stdin), waitable(os.Stdout), halfOpenTime)
+	in, undoIn := waitable(os.Stdin)
+	defer undoIn()
+	out, undoOut := waitable(os.Stdout)
+	defer undoOut()
+	return relay(conn, in, out, halfOpenTime)
 }
 
 func relay(conn *net.UnixConn, in io.Reader, out io.Writer, halfOpen time.Duration) error {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -97,7 +98,7 @@ func (w *markedWriter) verdict(exit sandboxer.Exit, err error, errs string) erro
 		if began { // and may have brought a call there
 			kind = sandboxer.Unavailable
 		}
-		return sandboxer.E(kind, nil, "the sandbox has no room for the process that leads to its agent: its limit of processes is reached").
+		return sandboxer.E(kind, nil, "the sandbox seems to have no room for the process that leads to its agent, within its limit of processes%s", said).
 			WithHint("end processes inside, or give the next sandbox a higher limit (limits: pids)")
 	case !began && (exit.Code == 126 || exit.Code == 127 || exit.Code != 0 && cannotRun(before+"\n"+errs)):
 		return sandboxer.E(sandboxer.Unsupported, nil, "the program that leads to the sandbox cannot run there (%d)%s", exit.Code, said)
@@ -109,15 +110,15 @@ func (w *markedWriter) verdict(exit sandboxer.Exit, err error, errs string) erro
 	return nil
 }
 
-// noProcess reports whether our program, or an engine's, says that it got no process or thread. A
-// socket whose queue is full has the same words.
+// noProcess reports whether our program, or an engine's, says that it got no process or thread inside.
+// A lock or a socket that is busy has the same words as a limit that is reached.
 func noProcess(said string) bool {
 	for line := range strings.Lines(strings.ToLower(said)) {
-		switch {
-		case strings.Contains(line, "failed to create new os thread"), strings.Contains(line, "pthread_create failed"), strings.Contains(line, "newosproc"),
-			strings.Contains(line, "container process: read init-p"): // an engine's own program inside got none
-			return true
-		case strings.Contains(line, "resource temporarily unavailable") && !strings.Contains(line, "connect:"):
+		has := func(words ...string) bool {
+			return slices.ContainsFunc(words, func(w string) bool { return strings.Contains(line, w) })
+		}
+		if has("failed to create new os thread", "pthread_create failed", "newosproc", "container process: read init-p") || // the last one of an engine's program inside
+			has("resource temporarily unavailable") && has("fork", "clone", "start container process") && !has("connect") {
 			return true
 		}
 	}

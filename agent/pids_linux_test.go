@@ -2,19 +2,21 @@ package agent
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
+	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/agent/proto/filesystem/filesystemconnect"
 )
 
 // pidsGroup makes a control group, and returns its directory and what sets its limit of processes.
@@ -23,6 +25,7 @@ func pidsGroup(t *testing.T) (dir string, limit func(n int)) {
 	parent := "/sys/fs/cgroup/pids"
 	if b, err := os.ReadFile("/sys/fs/cgroup/cgroup.controllers"); err == nil && strings.Contains(string(b), "pids") {
 		parent = "/sys/fs/cgroup"
+		_ = os.WriteFile("/sys/fs/cgroup/cgroup.subtree_control", []byte("+pids"), 0o600) // or it is there
 	}
 	dir = filepath.Join(parent, fmt.Sprintf("sbx-agent-%d", os.Getpid()))
 	if err := os.Mkdir(dir, 0o755); err != nil {
@@ -42,28 +45,22 @@ func pidsGroup(t *testing.T) (dir string, limit func(n int)) {
 	}
 }
 
+// runIn is run, in a control group.
+func (p *place) runIn(group string) RunFunc {
+	return func(ctx context.Context, args []string, in io.Reader, out, errs io.Writer) (sandboxer.Exit, error) {
+		there := *p
+		there.program = "/bin/sh"
+		return there.run(ctx, append([]string{"-c", `echo $$ >"$0" && exec "$@"`, filepath.Join(group, "cgroup.procs"), p.program}, args...), in, out, errs)
+	}
+}
+
 // TestFullOfProcesses: the limit of processes of a container holds for the agent, and for what
 // leads to it, as for what it started. Both live on and serve while there is no room for a single
 // thread more.
 func TestFullOfProcesses(t *testing.T) {
 	group, limit := pidsGroup(t)
 	p := abstract(t)
-	run := func(ctx context.Context, args []string, in io.Reader, out, errs io.Writer) (sandboxer.Exit, error) {
-		cmd := exec.CommandContext(ctx, "/bin/sh", append([]string{"-c", `echo $$ >"$0" && exec "$@"`, filepath.Join(group, "cgroup.procs"), p.program}, args...)...)
-		cmd.Env = append(os.Environ(), "AGENT_TEST_RUN=always", "GORACE=atexit_sleep_ms=0")
-		cmd.Stdout, cmd.Stderr = out, errs
-		cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-		feed, err := cmd.StdinPipe()
-		if err != nil {
-			return sandboxer.Exit{}, err
-		}
-		go func() { _, _ = io.Copy(feed, in); feed.Close() }()
-		err = cmd.Run()
-		if x := (*exec.ExitError)(nil); errors.As(err, &x) {
-			err = nil
-		}
-		return sandboxer.Exit{Code: cmd.ProcessState.ExitCode()}, err
-	}
+	run := p.runIn(group)
 	attached := NewClient(ClientOptions{Dial: func(ctx context.Context) (net.Conn, error) {
 		return DialCommand(ctx, run, "attach", "--socket", p.socket)
 	}})
@@ -134,6 +131,20 @@ func TestFullOfProcesses(t *testing.T) {
 		})
 	}
 	all.Wait()
+	// Who sends less than was announced holds nobody up.
+	for range 20 {
+		c, err := direct.opts.Dial(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		if _, err := io.WriteString(c, "POST "+filesystemconnect.FilesystemStatProcedure+" HTTP/1.1\r\nHost: sandbox\r\nContent-Type: application/json\r\nContent-Encoding: nope\r\nContent-Length: 10\r\n\r\n"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := direct.StatFile(ctx, dir); err != nil {
+		t.Errorf("after those who send too little: %v", err)
+	}
 	stranded := NewClient(ClientOptions{Dial: func(ctx context.Context) (net.Conn, error) {
 		return DialCommand(ctx, run, "attach", "--socket", p.socket)
 	}})
@@ -148,4 +159,75 @@ func TestFullOfProcesses(t *testing.T) {
 	if pid := p.agent(); pid != agent {
 		t.Errorf("the agent is %d; want %d, which it was", pid, agent)
 	}
+}
+
+// TestLateAgent: an agent that comes to processes which are there already makes do with what is left.
+func TestLateAgent(t *testing.T) {
+	group, _ := pidsGroup(t)
+	p := abstract(t)
+	for range 16 {
+		cmd := exec.Command("/bin/sh", "-c", `echo $$ >"$0" && exec sleep 1000`, filepath.Join(group, "cgroup.procs"))
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	}
+	eventually(t, "not all are in the group", func() bool { return readInt(filepath.Join(group, "pids.current")) == 16 })
+	c := NewClient(ClientOptions{Dial: func(ctx context.Context) (net.Conn, error) {
+		return DialCommand(ctx, p.runIn(group), "attach", "--socket", p.socket)
+	}})
+	defer c.Close()
+	if x, err := c.Exec(t.Context(), sandboxer.Cmd{Args: []string{"true"}}); err != nil || x.Code != 0 {
+		t.Errorf("%+v, %v", x, err)
+	}
+}
+
+func TestThreadsWithin(t *testing.T) {
+	for _, c := range []struct {
+		limit, free, procs int
+		want               threadBudget
+	}{
+		{32, 32, 2, threadBudget{procs: 2, calls: 2, disk: 4, all: 14}},
+		{32, 32, 64, threadBudget{procs: 2, calls: 2, disk: 4, all: 14}},
+		{32, 16, 2, threadBudget{procs: 1, calls: 1, disk: 1, all: 8}}, // which it has without any making
+		{32, 8, 2, threadBudget{procs: 1, calls: 1, disk: 1, all: 0}},
+		{1, 1, 64, threadBudget{procs: 1, calls: 1, disk: 1, all: -7}},
+		{2048, 2048, 2, threadBudget{procs: 2, calls: 4, disk: 14, all: 26}},
+		{2048, 2000, 64, threadBudget{procs: 64, calls: 32, disk: 14, all: 116}},
+	} {
+		if got := threadsWithin(c.limit, c.free, c.procs); got != c.want {
+			t.Errorf("%d free of %d, on %d processors: %+v; want %+v", c.free, c.limit, c.procs, got, c.want)
+		}
+	}
+}
+
+// TestGate: who gave up while waiting does nothing, and what waits for its caller lets others in.
+func TestGate(t *testing.T) {
+	g := make(gate, 1)
+	g.enter()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	h := g.handler(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { t.Error("it was served") }))
+	h.ServeHTTP(httptest.NewRecorder(), httptest.NewRequestWithContext(ctx, "GET", "/files", nil))
+	g.leave()
+	h.ServeHTTP(httptest.NewRecorder(), httptest.NewRequestWithContext(ctx, "GET", "/files", nil))
+	if len(g) != 0 {
+		t.Fatal("it is held by who gave up")
+	}
+
+	// Whom a command belongs to has left: it is killed within the gate, as it looks at all processes.
+	tab := newTable(1 << 10)
+	tab.disk = g
+	p := &process{t: tab, done: make(chan struct{})}
+	close(p.done)
+	g.enter()
+	killed := make(chan struct{})
+	go func() { p.killUnlessDone(); close(killed) }()
+	select {
+	case <-killed:
+		t.Error("it did not wait")
+	case <-time.After(50 * time.Millisecond):
+	}
+	g.leave()
+	<-killed
 }

@@ -89,7 +89,7 @@ type table struct {
 
 	tagging sync.Mutex // held while a program is started, with its tag as our own limit
 
-	calls   gate // of those that wait for nothing
+	gates
 	limited bool // our own CAP_SYS_RESOURCE is not for what we start
 	ringMax int
 	idle    chan struct{} // poked when a process has ended
@@ -508,6 +508,8 @@ func (p *process) killAt(at time.Time) {
 }
 
 func (p *process) killUnlessDone() {
+	p.t.disk.enter() // to look at every process there is
+	defer p.t.disk.leave()
 	select {
 	case <-p.done:
 	default:

@@ -48,8 +48,10 @@ func (s *server) prepare(cfg *pb.ProcessConfig, u user) (command, error) {
 }
 
 // run starts the process of a request.
-func (s processService) run(req *connect.Request[pb.StartRequest]) (*process, *subscriber, error) {
-	s.disk.enter()
+func (s processService) run(ctx context.Context, req *connect.Request[pb.StartRequest]) (*process, *subscriber, error) {
+	if err := s.disk.enterUntil(ctx); err != nil {
+		return nil, nil, err
+	}
 	defer s.disk.leave()
 	u, err := s.rpcUser(req.Header())
 	if err != nil {
@@ -72,7 +74,7 @@ func (s processService) run(req *connect.Request[pb.StartRequest]) (*process, *s
 }
 
 func (s processService) Start(ctx context.Context, req *connect.Request[pb.StartRequest], out *connect.ServerStream[pb.StartResponse]) error {
-	p, sub, err := s.run(req)
+	p, sub, err := s.run(ctx, req)
 	if err != nil {
 		return err
 	}

@@ -29,7 +29,7 @@ func (s *server) serveRelay(w http.ResponseWriter, r *http.Request) {
 		writeFailure(w, sandboxer.E(sandboxer.Unavailable, err, "nothing listens on port %d of the sandbox", port))
 		return
 	}
-	target = s.procs.calls.conn(target)
+	target = s.calls.conn(target)
 	defer target.Close()
 	conn, rw, err := http.NewResponseController(w).Hijack()
 	if err != nil {

@@ -34,7 +34,7 @@ import (
 type server struct {
 	fuse  *fuse
 	procs *table
-	disk  gate // its table has the one for calls that wait for nothing
+	gates
 	users userDB
 	log   *slog.Logger
 	base  []string // environment of every process, under the user's own
@@ -494,7 +494,7 @@ type servers struct {
 }
 
 func (s *server) servers(head time.Duration) servers {
-	return servers{s.httpServer(head), s.httpServer(0), s.procs.calls}
+	return servers{s.httpServer(head), s.httpServer(0), s.calls}
 }
 
 func (s servers) serve(l net.Listener) error {

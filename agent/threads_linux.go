@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"context"
 	"io"
 	"io/fs"
 	"net"
@@ -32,7 +33,8 @@ const (
 	// monitor, its poller, those for signals and for what is bound to a thread, and some for
 	// what is not counted here.
 	ownThreads = 6
-	// callThreads are for calls that wait for nothing.
+	// callThreads are for calls that wait for nothing, where the limit leaves room, and one for
+	// every second processor where those are more.
 	callThreads = 4
 	// diskThreads are for calls that wait for a disk, where the limit leaves room.
 	diskThreads = 14
@@ -40,26 +42,31 @@ const (
 	// too: no more, also on a machine of many processors.
 	relayProcs   = 2
 	relayThreads = 5
-	// unknownPIDs is taken for the limit where the kernel tells none.
-	unknownPIDs = 1024
+	// spareThreads are left to who leads to the agent, and to what is there already.
+	spareThreads = relayThreads + 3
 )
 
-// A threadBudget is what the agent uses of a limit of processes: processors, calls that may wait
-// for a disk at once, and threads in all.
-type threadBudget struct{ procs, disk, all int }
+// A threadBudget is what the agent uses of a limit of processes: processors, calls of each kind at
+// once, and threads in all.
+type threadBudget struct{ procs, calls, disk, all int }
 
-// threadsWithin is the budget within a limit, at most seven of sixteen: what leads to the agent is
-// inside, too. Below 32 it is not enough for all that may come.
-func threadsWithin(limit, procs int) threadBudget {
-	b := threadBudget{procs: min(procs, max(2, limit/16))}
-	b.all = min(b.procs+ownThreads+callThreads+diskThreads, limit*7/16)
-	b.disk = max(1, b.all-b.procs-ownThreads-callThreads)
+// threadsWithin is the budget within a limit, of which so many are free for the agent: at most
+// seven of sixteen of it, since what leads to the agent is inside, too. With less than nine it is
+// not enough for all that may come.
+func threadsWithin(limit, free, procs int) threadBudget {
+	most := min(limit*7/16, free-spareThreads)
+	b := threadBudget{procs: max(1, min(procs, most/7))}
+	rest := most - b.procs - ownThreads
+	b.calls = max(1, min(rest/3, max(callThreads, b.procs/2)))
+	b.disk = max(1, min(rest-b.calls, diskThreads))
+	b.all = min(b.procs+ownThreads+b.calls+b.disk, most)
 	return b
 }
 
-// pidsLimit is the limit of processes of our control group. Inside of a container the name of
-// the group may be that of outside, where the root is the group.
-func pidsLimit() int {
+// pidsLimit is the least limit of processes of our control group and of those that it is in, as far
+// as they can be seen, and how many are left at least; 0 where there is none. Inside of a container
+// the name of the group may be that of outside, where the root is the group.
+func pidsLimit() (limit, left int) {
 	b, _ := os.ReadFile("/proc/self/cgroup")
 	for line := range strings.Lines(string(b)) {
 		_, of, _ := strings.Cut(strings.TrimSpace(line), ":")
@@ -68,13 +75,21 @@ func pidsLimit() int {
 			continue
 		}
 		root := filepath.Join("/sys/fs/cgroup", controllers)
-		for _, dir := range [...]string{filepath.Join(root, group), root} {
+		for group = filepath.Join("/", group); ; group = filepath.Dir(group) {
+			dir := filepath.Join(root, group)
 			if n := readInt(filepath.Join(dir, "pids.max")); n >= 0 {
-				return int(min(n, unknownPIDs))
+				l := int(n - max(0, readInt(filepath.Join(dir, "pids.current"))))
+				if limit == 0 {
+					limit, left = int(n), l
+				}
+				limit, left = min(limit, int(n)), min(left, l)
+			}
+			if group == "/" {
+				break
 			}
 		}
 	}
-	return unknownPIDs
+	return limit, left
 }
 
 // makeThreads has this process have n threads at least, which stay.
@@ -82,7 +97,7 @@ func makeThreads(n int) {
 	release := make(chan struct{})
 	defer close(release)
 	for range n {
-		if all, err := os.ReadDir("/proc/self/task"); err != nil || len(all) >= n {
+		if threads() >= n {
 			return
 		}
 		bound := make(chan struct{})
@@ -102,33 +117,63 @@ func limitRelay() {
 	makeThreads(relayThreads)
 }
 
-// waitable is f, one of our standard streams, so that who waits for it holds no thread. Terminals
-// stay as they are: others read from them too.
-func waitable(f *os.File) *os.File {
+// waitable is f, one of our standard streams, so that who waits for it holds no thread, until
+// undone. Terminals stay as they are: others read from them too.
+func waitable(f *os.File) (_ *os.File, undo func()) {
 	fi, err := f.Stat()
-	if err != nil || fi.Mode()&(fs.ModeNamedPipe|fs.ModeSocket) == 0 || unix.SetNonblock(int(f.Fd()), true) != nil {
-		return f
+	fd := int(f.Fd())
+	if err != nil || fi.Mode()&(fs.ModeNamedPipe|fs.ModeSocket) == 0 {
+		return f, func() {}
 	}
-	return os.NewFile(f.Fd(), f.Name())
+	if is, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0); err != nil || is&unix.O_NONBLOCK != 0 || unix.SetNonblock(fd, true) != nil {
+		return f, func() {}
+	}
+	return os.NewFile(uintptr(fd), f.Name()), func() { _ = unix.SetNonblock(fd, false) }
 }
 
-// limitThreads keeps the agent within its limit of processes.
+// limitThreads keeps the agent within its limit of processes, if there is one.
 func (s *server) limitThreads() {
-	b := threadsWithin(pidsLimit(), runtime.GOMAXPROCS(0))
+	limit, left := pidsLimit()
+	if limit == 0 {
+		return
+	}
+	b := threadsWithin(limit, left+threads(), runtime.GOMAXPROCS(0))
 	runtime.GOMAXPROCS(b.procs)
 	makeThreads(b.all)
-	s.disk, s.procs.calls = make(gate, b.disk), make(gate, callThreads)
+	s.gates = gates{disk: make(gate, b.disk), calls: make(gate, b.calls)}
+	s.procs.gates = s.gates
 }
+
+// threads is how many this process has.
+func threads() int {
+	all, _ := os.ReadDir("/proc/self/task")
+	return len(all)
+}
+
+// gates are those of calls of the kernel that wait for a disk, and of those that wait for nothing.
+type gates struct{ disk, calls gate }
 
 // A gate bounds how many goroutines are within calls of the kernel at once; nil is no bound. Who
 // is within waits for nothing else, least of all for a caller, or for a lock under which others
 // enter.
 type gate chan struct{}
 
-func (g gate) enter() {
-	if g != nil {
-		g <- struct{}{}
+func (g gate) enter() { _ = g.enterUntil(context.Background()) }
+
+// enterUntil enters, unless ctx is done.
+func (g gate) enterUntil(ctx context.Context) error {
+	if g == nil {
+		return ctx.Err()
 	}
+	select {
+	case g <- struct{}{}:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	if ctx.Err() != nil {
+		g.leave()
+	}
+	return ctx.Err()
 }
 
 func (g gate) leave() {
@@ -139,11 +184,12 @@ func (g gate) leave() {
 
 // waiting are the requests that wait for a process or for changes, and so enter for a part of them.
 var waiting = map[string]bool{
-	processconnect.ProcessStartProcedure:          true,
-	processconnect.ProcessConnectProcedure:        true,
-	processconnect.ProcessSendInputProcedure:      true,
-	processconnect.ProcessStreamInputProcedure:    true,
-	filesystemconnect.FilesystemWatchDirProcedure: true,
+	processconnect.ProcessStartProcedure:               true,
+	processconnect.ProcessConnectProcedure:             true,
+	processconnect.ProcessSendInputProcedure:           true,
+	processconnect.ProcessStreamInputProcedure:         true,
+	filesystemconnect.FilesystemWatchDirProcedure:      true,
+	filesystemconnect.FilesystemRemoveWatcherProcedure: true,
 	relayPath: true,
 	"/health": true,
 }
@@ -158,7 +204,9 @@ func (g gate) handler(next http.Handler) http.Handler {
 			next.ServeHTTP(w, r)
 			return
 		}
-		g.enter()
+		if g.enterUntil(r.Context()) != nil {
+			return // nobody is there any more
+		}
 		defer g.leave()
 		r = r.WithContext(r.Context())
 		r.Body = gatedBody{r.Body, g}
@@ -175,6 +223,13 @@ func (b gatedBody) Read(p []byte) (int, error) {
 	b.gate.leave()
 	defer b.gate.enter()
 	return b.ReadCloser.Read(p)
+}
+
+// Close may read what is left.
+func (b gatedBody) Close() error {
+	b.gate.leave()
+	defer b.gate.enter()
+	return b.ReadCloser.Close()
 }
 
 type gatedWriter struct {

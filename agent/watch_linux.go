@@ -268,7 +268,9 @@ func (w *watch) event(c change, d *describer, name func(string) string) *pb.File
 }
 
 func (s filesystemService) WatchDir(ctx context.Context, req *connect.Request[pb.WatchDirRequest], out *connect.ServerStream[pb.WatchDirResponse]) error {
-	s.disk.enter()
+	if err := s.disk.enterUntil(ctx); err != nil {
+		return err
+	}
 	_, dir, err := s.target(req.Header(), req.Msg.GetPath())
 	var w *watch
 	if err == nil {
@@ -324,6 +326,7 @@ type watchers struct {
 
 type polled struct {
 	w      *watch
+	closed chan struct{} // when w is
 	mu     sync.Mutex
 	events []*pb.FilesystemEvent
 	err    error // ended the watch; told once the events are fetched
@@ -355,7 +358,7 @@ func (s filesystemService) CreateWatcher(ctx context.Context, req *connect.Reque
 	}
 	s.watches.last++
 	id := "w" + strconv.FormatUint(s.watches.last, 10)
-	p := &polled{w: w}
+	p := &polled{w: w, closed: make(chan struct{})}
 	s.watches.all[id] = p
 	go p.collect(func() *describer {
 		if !req.Msg.GetIncludeEntry() {
@@ -385,6 +388,7 @@ func (p *polled) collect(describe func() *describer) {
 			p.err = err
 			p.mu.Unlock()
 			p.w.close()
+			close(p.closed)
 			return
 		}
 		p.mu.Unlock()
@@ -419,5 +423,9 @@ func (s filesystemService) RemoveWatcher(ctx context.Context, req *connect.Reque
 		return nil, sandboxer.E(sandboxer.NotFound, nil, "watcher %q not found", id)
 	}
 	p.w.wake()
+	select {
+	case <-p.closed:
+	case <-ctx.Done():
+	}
 	return connect.NewResponse(&pb.RemoveWatcherResponse{}), nil
 }
