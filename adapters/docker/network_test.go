@@ -8,14 +8,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/namespaces"
 )
 
 // A world is a network namespace that stands for the internet: it has a public and a private address, at
@@ -103,36 +101,17 @@ func outside(t *testing.T) world {
 func greet(t *testing.T, addr, ns string) {
 	t.Helper()
 	var l net.Listener
-	done := make(chan error, 1)
 	listen := func() (err error) {
-		if ns != "" {
-			f, err := os.Open(ns)
-			if err != nil {
-				return err
-			}
-			defer f.Close()
-			if err := unix.Setns(int(f.Fd()), unix.CLONE_NEWNET); err != nil {
-				return err
-			}
-		}
 		l, err = net.Listen("tcp", addr)
 		return err
 	}
-	go func() {
-		runtime.LockOSThread() // for good: the thread ends with this
-		if unix.Gettid() != unix.Getpid() || ns == "" {
-			done <- listen()
-			return
-		}
-		other := make(chan error, 1) // the first thread would not end
-		go func() {
-			runtime.LockOSThread()
-			other <- listen()
-		}()
-		done <- <-other
-		runtime.UnlockOSThread()
-	}()
-	if err := <-done; err != nil {
+	err := error(nil)
+	if ns == "" {
+		err = listen()
+	} else {
+		err = namespaces.InNetworkAt(ns, listen)
+	}
+	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { l.Close() })

@@ -65,7 +65,8 @@ var arrows = map[string][]string{
 	"internal/checkpoint":        {".", "internal/safetar", "internal/strictjson", "internal/wholefile"},
 	"internal/filelock":          {},
 	"internal/halfclose":         {"."},
-	"internal/mounts":            {"."},
+	"internal/mounts":            {".", "internal/namespaces"},
+	"internal/namespaces":        {},
 	"internal/notices":           {"."},
 	"internal/checkpoint/s3":     {".", "internal/checkpoint"},
 	"internal/mustrun":           {},
@@ -73,7 +74,7 @@ var arrows = map[string][]string{
 	"internal/egress":            {".", "internal/strictjson"},
 	"internal/egress/gateway":    {"internal/egress", "internal/strictjson", "internal/usernet", "internal/usernet/tap"},
 	"internal/usernet":           {".", "internal/halfclose"},
-	"internal/usernet/tap":       {"internal/usernet"},
+	"internal/usernet/tap":       {"internal/namespaces", "internal/usernet"},
 	"internal/procs":             {},
 	"internal/procnet":           {},
 	"internal/safetar":           {"."},
@@ -83,7 +84,7 @@ var arrows = map[string][]string{
 	"internal/latency":           {".", "api", "internal/measure", "internal/strictjson", "internal/wholefile"},
 	"internal/measure":           {"internal/strictjson"},
 	"internal/sshrun/...":        {".", "internal/filelock", "internal/halfclose", "internal/marked", "internal/sshrun", "internal/strictjson", "internal/wholefile"},
-	"bench":                      {".", "adapters/local", "api", "internal/checkpoint", "internal/measure", "internal/sshrun/...", "internal/strictjson"},
+	"bench":                      {".", "adapters/local", "api", "internal/checkpoint", "internal/measure", "internal/namespaces", "internal/sshrun/...", "internal/strictjson"},
 	"internal/deptest":           {},
 	"docs":                       {},
 	"registry":                   {},
@@ -104,7 +105,7 @@ var arrows = map[string][]string{
 var overSSH = []string{"composessh", "docker", "vmpacker"}
 
 // adapterMay is what every adapter may import besides packages below its own.
-var adapterMay = []string{".", "agent", "internal/egress", "internal/engine", "internal/execfiles", "internal/filelock", "internal/images", "internal/marked", "internal/mounts", "internal/notices", "internal/procnet", "internal/procs", "internal/program", "internal/protocol", "internal/safetar", "internal/strictjson", "internal/usernet", "internal/usernet/tap", "internal/wholefile", "sdk/python"}
+var adapterMay = []string{".", "agent", "internal/egress", "internal/engine", "internal/execfiles", "internal/filelock", "internal/images", "internal/marked", "internal/mounts", "internal/namespaces", "internal/notices", "internal/procnet", "internal/procs", "internal/program", "internal/protocol", "internal/safetar", "internal/strictjson", "internal/usernet", "internal/usernet/tap", "internal/wholefile", "sdk/python"}
 
 // owners says who alone may import a dependency directly. Tests may import more.
 var owners = map[string][]string{
