@@ -261,3 +261,21 @@ func TestNetwork(t *testing.T) {
 		}
 	}
 }
+
+// Whether sandboxes have networks that are to be taken up again is not guessed.
+func TestReconnectUnread(t *testing.T) {
+	e := &extension{env: sandboxer.Env{Extension: "ext.docker", Dir: t.TempDir()}, mayFilter: true}
+	if err := os.Mkdir(e.dir("box"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := e.reconnect(); err != nil {
+		t.Errorf("without sandboxes: %v", err)
+	}
+	if err := os.Remove(e.dir("box")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(e.dir("box"), nil, 0o600); err != nil { // root reads every directory
+		t.Fatal(err)
+	}
+	wantKind(t, e.reconnect(), sandboxer.Unavailable, "which sandboxes of ext.docker have a network")
+}
