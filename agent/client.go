@@ -8,7 +8,6 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -22,6 +21,7 @@ import (
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/agent/proto/filesystem/filesystemconnect"
 	"github.com/sand-boxer/sandboxer/agent/proto/process/processconnect"
+	"github.com/sand-boxer/sandboxer/internal/halfclose"
 )
 
 // ClientOptions say how to reach an agent. One of Dial and BaseURL is needed.
@@ -468,9 +468,4 @@ func (b *bufferedConn) Read(p []byte) (int, error) {
 	return b.Conn.Read(p)
 }
 
-func (b *bufferedConn) CloseWrite() error {
-	if cw, ok := b.Conn.(interface{ CloseWrite() error }); ok {
-		return cw.CloseWrite()
-	}
-	return fmt.Errorf("%T cannot close one direction", b.Conn)
-}
+func (b *bufferedConn) CloseWrite() error { return halfclose.CloseWrite(b.Conn) }

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net"
 	"net/http"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/halfclose"
 )
 
 // serveRelay turns the connection of the request into one to a port of the sandbox,
@@ -49,20 +51,18 @@ func (s *server) serveRelay(w http.ResponseWriter, r *http.Request) {
 			}
 		}
 		_, err := io.Copy(target, conn)
-		halfClose(target, err)
+		passEnd(target, err)
 	})
 	_, err = io.Copy(conn, target)
-	halfClose(conn, err)
+	passEnd(conn, err)
 	wg.Wait()
 }
 
-// halfClose passes the end of one direction on; a broken direction ends both.
-func halfClose(c net.Conn, err error) {
-	if cw, ok := c.(interface{ CloseWrite() error }); ok && err == nil {
-		_ = cw.CloseWrite()
-		return
+// passEnd passes the end of one direction on; a broken direction ends both.
+func passEnd(c net.Conn, err error) {
+	if err != nil || errors.Is(halfclose.CloseWrite(c), errors.ErrUnsupported) {
+		c.Close()
 	}
-	c.Close()
 }
 
 func dialLoopback(ctx context.Context, port int) (net.Conn, error) {

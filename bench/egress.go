@@ -11,14 +11,12 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
-	"runtime"
 	"strconv"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/measure"
+	"github.com/sand-boxer/sandboxer/internal/namespaces"
 )
 
 const (
@@ -108,43 +106,16 @@ func outside(ctx context.Context) (url string, stop func() error, err error) {
 			return "", nil, errors.Join(err, stop())
 		}
 	}
-	l, err := listenIn("/run/netns/"+ns, outThere+":0")
+	var l net.Listener
+	err = namespaces.InNetworkAt("/run/netns/"+ns, func() (err error) {
+		l, err = net.Listen("tcp", outThere+":0")
+		return err
+	})
 	if err != nil {
 		return "", nil, errors.Join(err, stop())
 	}
 	go func() { _ = s.Serve(l) }()
 	return "http://" + l.Addr().String() + "/", stop, nil
-}
-
-// listenIn listens in a network namespace.
-func listenIn(ns, addr string) (l net.Listener, err error) {
-	listen := func() error {
-		f, err := os.Open(ns)
-		if err != nil {
-			return err
-		}
-		defer f.Close()
-		if err := unix.Setns(int(f.Fd()), unix.CLONE_NEWNET); err != nil {
-			return err
-		}
-		l, err = net.Listen("tcp", addr)
-		return err
-	}
-	done := make(chan error)
-	go func() {
-		runtime.LockOSThread() // for good: the thread, which is not where the others are, ends with this
-		if unix.Gettid() != unix.Getpid() {
-			done <- listen()
-			return
-		}
-		go func() { // the first thread would not end
-			runtime.LockOSThread()
-			done <- listen()
-		}()
-		runtime.UnlockOSThread()
-	}()
-	err = <-done
-	return l, err
 }
 
 type zeros struct{}

@@ -35,7 +35,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	"golang.org/x/net/dns/dnsmessage"
-	"golang.org/x/sys/unix"
+
+	"github.com/sand-boxer/sandboxer/internal/namespaces"
 )
 
 // The machine's address, and the world's, both public ones, which are nobody's here.
@@ -70,20 +71,7 @@ func writeFile(t *testing.T, name, text string, mode os.FileMode) {
 // inWorld calls f on a thread that is in the world's network.
 func inWorld(t *testing.T, f func() error) {
 	t.Helper()
-	errs := make(chan error)
-	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
-		ns, err := os.Open("/run/netns/world")
-		if err == nil {
-			err = unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET)
-			ns.Close()
-		}
-		if err == nil {
-			err = f()
-		}
-		errs <- err
-	}()
-	if err := <-errs; err != nil {
+	if err := namespaces.InNetworkAt("/run/netns/world", f); err != nil {
 		t.Fatal(err)
 	}
 }

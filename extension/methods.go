@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/halfclose"
 	"github.com/sand-boxer/sandboxer/internal/protocol"
 )
 
@@ -160,10 +161,11 @@ func connection[X, P any](can sandboxer.Capability, dial func(ctx context.Contex
 			in := make(chan error, 1)
 			go func() {
 				_, err := io.Copy(conn, s.Reader(protocol.ChannelIn))
-				if half, ok := conn.(interface{ CloseWrite() error }); ok && err == nil {
-					err = half.CloseWrite()
-				} else {
-					conn.Close() // nobody listens any more, or it has only one end
+				if err != nil {
+					conn.Close() // nobody listens any more
+				} else if err = halfclose.CloseWrite(conn); errors.Is(err, errors.ErrUnsupported) {
+					conn.Close() // it has only one end
+					err = nil
 				}
 				in <- err
 			}()

@@ -80,7 +80,7 @@ func (e *extension) capacities(ctx context.Context, names []string, hurry bool) 
 	for _, name := range names {
 		awaited[name] = true
 	}
-	go e.eachOf(asking, names, func(name string, h *host, err error) {
+	go e.each(asking, names, func(name string, h *host, err error) {
 		var o *capacity
 		if err == nil {
 			o, err = e.capacityOf(asking, h)

@@ -45,8 +45,8 @@ func (e *extension) handle(name, host string) sandboxer.Handle {
 	return sandboxer.Handle{SandboxID: id, Generation: g, Host: host, Ref: name, Data: json.RawMessage(`{"v":1}`)}
 }
 
-// ListRunning implements sandboxer.Lister. A host that cannot be asked is an error of
-// the listing, after what the others have.
+// ListRunning implements sandboxer.Lister. A host that cannot be asked, or whose record cannot be
+// read, is an error of the listing, after what the others have. Where there are no hosts nothing is.
 func (e *extension) ListRunning(ctx context.Context, owner string) iter.Seq2[sandboxer.Handle, error] {
 	return func(yield func(sandboxer.Handle, error) bool) {
 		if owner != e.env.Owner { // nothing of others is known here
@@ -55,7 +55,8 @@ func (e *extension) ListRunning(ctx context.Context, owner string) iter.Seq2[san
 		var mu sync.Mutex
 		var all []sandboxer.Handle
 		var failed []error
-		err := e.each(ctx, func(name string, h *host, err error) {
+		hosts, unread := e.configured()
+		e.each(ctx, hosts, func(name string, h *host, err error) {
 			var names []string
 			if err == nil {
 				names, err = e.namesOn(ctx, h)
@@ -71,8 +72,8 @@ func (e *extension) ListRunning(ctx context.Context, owner string) iter.Seq2[san
 				}
 			}
 		})
-		if err != nil && sandboxer.KindOf(err) != sandboxer.Unavailable {
-			failed = append(failed, err)
+		if unread != nil {
+			failed = append(failed, unread)
 		}
 		for _, h := range all {
 			if !yield(h, nil) {

@@ -331,20 +331,21 @@ type place struct {
 }
 
 // search looks for what there is of a sandbox, the newest generation first; generation 0
-// means any. It looks on the host of h, or else on every host. Hosts that cannot be asked are
-// an error, beside what the others have: what was not found may be there.
+// means any. It looks on the host of h, or else on every host. Hosts that cannot be asked, or
+// whose records cannot be read, are an error, beside what the others have: what was not found may be there.
 func (e *extension) search(ctx context.Context, h sandboxer.Handle) ([]place, error) {
 	hosts := []string{h.Host}
+	var unread error
 	if h.Host == "" {
-		var err error
-		if hosts, err = e.names(); err != nil {
-			return nil, err
+		if hosts, unread = e.configured(); len(hosts) == 0 {
+			_, err := e.names() // which says why
+			return nil, cmp.Or(unread, err)
 		}
 	}
 	var mu sync.Mutex
 	var found []place
 	failed := map[string]error{}
-	e.eachOf(ctx, hosts, func(name string, ho *host, err error) {
+	e.each(ctx, hosts, func(name string, ho *host, err error) {
 		var names []string
 		if err == nil {
 			names, err = e.namesOn(ctx, ho)
@@ -362,18 +363,23 @@ func (e *extension) search(ctx context.Context, h sandboxer.Handle) ([]place, er
 		}
 	})
 	slices.SortFunc(found, func(a, b place) int { return b.generation - a.generation })
-	if len(failed) == 0 {
+	if len(failed) == 0 && unread == nil {
 		return found, nil
 	}
 	if err := ctx.Err(); err != nil {
 		return found, err
+	}
+	if len(failed) == 0 {
+		err := sandboxer.E(sandboxer.Unavailable, unread, "sandbox %s may be on a host of %s of which the record cannot be read: %s", h.SandboxID, e.env.Extension, sandboxer.Message(unread))
+		err.WithPublic("sandbox %s may be on a host that cannot be asked now", h.SandboxID)
+		return found, err.WithHint("%s", sandboxer.HintOf(unread))
 	}
 	names := slices.Sorted(maps.Keys(failed))
 	errs := make([]error, len(names))
 	for i, n := range names {
 		errs[i] = failed[n]
 	}
-	err := sandboxer.E(sandboxer.Unavailable, errors.Join(errs...), "sandbox %s may be on %s, which cannot be asked: %s", h.SandboxID, strings.Join(names, ", "), sandboxer.Message(errs[0]))
+	err := sandboxer.E(sandboxer.Unavailable, errors.Join(append(errs, unread)...), "sandbox %s may be on %s, which cannot be asked: %s", h.SandboxID, strings.Join(names, ", "), sandboxer.Message(errs[0]))
 	err.WithPublic("sandbox %s may be on %s, which cannot be asked now", h.SandboxID, strings.Join(names, ", "))
 	return found, err.WithHint("%s", cmp.Or(sandboxer.HintOf(errs[0]), "bring it back; if it is gone for good: sandboxer host rm --force "+names[0]))
 }

@@ -379,6 +379,65 @@ func TestNoHosts(t *testing.T) {
 	kind(t, err, sandboxer.Invalid, "broken") // it may be there
 }
 
+// Hosts that cannot be read are an error of whatever looks on all of them: what was not found may be there. They stop
+// nothing on the others.
+func TestHostsUnread(t *testing.T) {
+	t.Parallel()
+	looks := func(t *testing.T, e *extension, want sandboxer.Kind, words ...string) {
+		t.Helper()
+		var listed error
+		for h, err := range e.ListRunning(t.Context(), e.env.Owner) {
+			if err == nil {
+				t.Errorf("%+v is listed", h)
+			}
+			listed = err
+		}
+		kind(t, listed, want, words...)
+		_, err := e.Caches(t.Context(), "")
+		kind(t, err, want, words...)
+		_, err = e.Discover(t.Context(), "unknown")
+		kind(t, err, sandboxer.Unavailable, words...)
+		l, err := e.IsAlive(t.Context(), sandboxer.Handle{SandboxID: "unknown"})
+		kind(t, err, sandboxer.Unavailable, words...)
+		if l != sandboxer.Unknown {
+			t.Errorf("IsAlive = %s", l)
+		}
+		_, err = e.Teardown(t.Context(), sandboxer.Handle{SandboxID: "unknown"})
+		kind(t, err, sandboxer.Unavailable, words...)
+	}
+	t.Run("directory", func(t *testing.T) {
+		t.Parallel()
+		r := newRig(t, "docker-compose", 0)
+		r.hosts = filepath.Join(t.TempDir(), "hosts")
+		if err := os.WriteFile(r.hosts, nil, 0o600); err != nil { // root reads every directory
+			t.Fatal(err)
+		}
+		e := r.opened(t, "unread")
+		looks(t, e, sandboxer.Unavailable, "hosts of this installation cannot be read", "see that "+r.hosts)
+		_, err := e.Caches(t.Context(), "one")
+		kind(t, err, sandboxer.Unavailable, "record of host one cannot be read")
+	})
+	t.Run("record", func(t *testing.T) {
+		t.Parallel()
+		r := newRig(t, "docker-compose", 1)
+		if err := os.WriteFile(filepath.Join(r.hosts, "broken.json"), []byte("{"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		e := r.opened(t, "unread")
+		looks(t, e, sandboxer.Invalid, "record of host broken is damaged", "host rm --force broken")
+		if names, err := e.names(); err != nil || !slices.Equal(names, []string{"host-1"}) {
+			t.Errorf("sandboxes may go to %q, %v", names, err)
+		}
+		for _, name := range []string{"host-1", "stranger"} {
+			if got, err := e.Caches(t.Context(), name); err != nil || len(got) > 0 {
+				t.Errorf("Caches(%s) = %+v, %v", name, got, err)
+			}
+		}
+		_, err := e.Caches(t.Context(), "broken")
+		kind(t, err, sandboxer.Invalid, "damaged")
+	})
+}
+
 // Whoever cannot be given a host is told why: of the one that was asked for, or of each. A
 // host that was not asked for is not waited for.
 func TestNoRoom(t *testing.T) {

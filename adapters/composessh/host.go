@@ -110,17 +110,22 @@ echo "swap=$swap"
 case $(uname -s)-$(uname -m) in Linux-x86_64) echo arch=amd64;; Linux-aarch64|Linux-arm64) echo arch=arm64;; esac
 echo "server=$s"`
 
-// names lists the hosts that are configured, of which there must be some.
+// names lists the hosts to put sandboxes on, of which there must be some. A record that
+// cannot be read stops only its own host.
 func (e *extension) names() ([]string, error) {
 	names, err := e.configured()
-	if len(names) == 0 && err == nil {
-		err = sandboxer.E(sandboxer.Unavailable, nil, "%s has no host to put sandboxes on", e.env.Extension).
-			WithHint("add one: sandboxer host add NAME USER@HOST")
+	switch {
+	case len(names) > 0:
+		return names, nil
+	case err != nil:
+		return nil, err
 	}
-	return names, err
+	return nil, sandboxer.E(sandboxer.Unavailable, nil, "%s has no host to put sandboxes on", e.env.Extension).
+		WithHint("add one: sandboxer host add NAME USER@HOST")
 }
 
-// configured lists the hosts that are configured.
+// configured lists the hosts that are configured. Those that cannot be read are an error, beside
+// the others: what is looked for may be there.
 func (e *extension) configured() ([]string, error) {
 	names := slices.Clone(e.cfg.Hosts)
 	if e.cfg.Host != "" && !slices.Contains(names, e.cfg.Host) {
@@ -134,9 +139,6 @@ func (e *extension) configured() ([]string, error) {
 		if r.Only != sshrun.OnlyMachines {
 			names = append(names, r.Name)
 		}
-	}
-	if len(names) > 0 {
-		err = nil // a record that cannot be read stops only its own host
 	}
 	return names, err
 }
@@ -329,17 +331,9 @@ func (e *extension) assigned(ctx context.Context, p *plan) (*host, error) {
 	return h, err
 }
 
-// each calls f with every host that is configured, all at once, each looked at first.
-// A host that cannot be used is told to f by its error.
-func (e *extension) each(ctx context.Context, f func(name string, h *host, err error)) error {
-	names, err := e.names()
-	if err == nil {
-		e.eachOf(ctx, names, f)
-	}
-	return err
-}
-
-func (e *extension) eachOf(ctx context.Context, names []string, f func(name string, h *host, err error)) {
+// each calls f with every one of these hosts, all at once, each looked at first. A host
+// that cannot be used is told to f by its error.
+func (e *extension) each(ctx context.Context, names []string, f func(name string, h *host, err error)) {
 	var wg sync.WaitGroup
 	for _, name := range names {
 		wg.Go(func() {

@@ -342,16 +342,23 @@ func (e *extension) PruneCaches(ctx context.Context, host string) ([]sandboxer.C
 const overdue = 24 * time.Hour
 
 func (e *extension) caches(ctx context.Context, only string, prune bool) ([]sandboxer.Cache, error) {
-	names, err := e.names()
-	if only != "" && slices.Contains(names, only) {
-		names = []string{only}
-	} else if only != "" || err != nil {
-		return nil, nil // it is none of this extension's, or there is none at all
+	names, unread := e.configured()
+	switch {
+	case only != "" && slices.Contains(names, only):
+		names, unread = []string{only}, nil
+	case only != "":
+		if _, err := e.registry.Host(only); err != nil && sandboxer.KindOf(err) != sandboxer.NotFound {
+			return nil, err
+		}
+		return nil, nil // it is none of this extension's
 	}
 	var mu sync.Mutex
 	var all sync.WaitGroup
 	var out []sandboxer.Cache
 	var failed []error
+	if unread != nil {
+		failed = append(failed, unread)
+	}
 	for _, name := range names {
 		all.Go(func() {
 			var found []sandboxer.Cache

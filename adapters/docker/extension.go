@@ -137,7 +137,9 @@ func open(ctx context.Context, env sandboxer.Env, cfg Config) (_ sandboxer.Exten
 			e.sweepSoon(h)
 		}
 	}
-	e.reconnect()
+	if err = e.reconnect(); err != nil {
+		return nil, err
+	}
 	return e, nil
 }
 

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
@@ -282,13 +281,20 @@ const (
 
 // reconnect takes up the networks of sandboxes that a former process had. It waits for nobody: calls
 // that need one do (await).
-func (e *extension) reconnect() {
-	files, err := filepath.Glob(e.dir("box", "*.json"))
-	if err != nil || !e.mayFilter {
-		return
+func (e *extension) reconnect() error {
+	if !e.mayFilter {
+		return nil
+	}
+	files, err := os.ReadDir(e.dir("box")) // not Glob, which finds nothing where it cannot look
+	if err != nil {
+		return sandboxer.E(sandboxer.Unavailable, err, "which sandboxes of %s have a network cannot be read", e.env.Extension).
+			WithHint("see that the account that runs sandboxer may read %s", e.dir("box"))
 	}
 	for _, f := range files {
-		k := strings.TrimSuffix(filepath.Base(f), ".json")
+		k, ok := strings.CutSuffix(f.Name(), ".json")
+		if !ok {
+			continue
+		}
 		r, err := e.recall(k)
 		if err != nil || !r.Ready || !networked(r.Network) || e.hosts[r.Host] == nil {
 			continue // whoever asks for the sandbox is told
@@ -299,6 +305,7 @@ func (e *extension) reconnect() {
 		e.mu.Unlock()
 		e.work.Go(func() { e.replug(k, l) })
 	}
+	return nil
 }
 
 // replug takes up one, until it is there or the sandbox is gone.

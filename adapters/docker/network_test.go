@@ -8,14 +8,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/namespaces"
 )
 
 // A world is a network namespace that stands for the internet: it has a public and a private address, at
@@ -103,36 +101,17 @@ func outside(t *testing.T) world {
 func greet(t *testing.T, addr, ns string) {
 	t.Helper()
 	var l net.Listener
-	done := make(chan error, 1)
 	listen := func() (err error) {
-		if ns != "" {
-			f, err := os.Open(ns)
-			if err != nil {
-				return err
-			}
-			defer f.Close()
-			if err := unix.Setns(int(f.Fd()), unix.CLONE_NEWNET); err != nil {
-				return err
-			}
-		}
 		l, err = net.Listen("tcp", addr)
 		return err
 	}
-	go func() {
-		runtime.LockOSThread() // for good: the thread ends with this
-		if unix.Gettid() != unix.Getpid() || ns == "" {
-			done <- listen()
-			return
-		}
-		other := make(chan error, 1) // the first thread would not end
-		go func() {
-			runtime.LockOSThread()
-			other <- listen()
-		}()
-		done <- <-other
-		runtime.UnlockOSThread()
-	}()
-	if err := <-done; err != nil {
+	err := error(nil)
+	if ns == "" {
+		err = listen()
+	} else {
+		err = namespaces.InNetworkAt(ns, listen)
+	}
+	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { l.Close() })
@@ -281,4 +260,22 @@ func TestNetwork(t *testing.T) {
 			}
 		}
 	}
+}
+
+// Whether sandboxes have networks that are to be taken up again is not guessed.
+func TestReconnectUnread(t *testing.T) {
+	e := &extension{env: sandboxer.Env{Extension: "ext.docker", Dir: t.TempDir()}, mayFilter: true}
+	if err := os.Mkdir(e.dir("box"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := e.reconnect(); err != nil {
+		t.Errorf("without sandboxes: %v", err)
+	}
+	if err := os.Remove(e.dir("box")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(e.dir("box"), nil, 0o600); err != nil { // root reads every directory
+		t.Fatal(err)
+	}
+	wantKind(t, e.reconnect(), sandboxer.Unavailable, "which sandboxes of ext.docker have a network")
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/mounts"
+	"github.com/sand-boxer/sandboxer/internal/namespaces"
 )
 
 // A sandbox with mounts has a mount namespace, in which its commands and its agent run and its files are opened. It is this machine's, and
@@ -58,7 +59,7 @@ func (o *Object) mounted(opener mounts.Opener) error {
 		}
 	}
 	var ns *os.File
-	if err := mounts.OnThread(func() (err error) { ns, err = b.make(sources); return err }); err != nil {
+	if err := namespaces.OnThread(func() (err error) { ns, err = b.make(sources); return err }); err != nil {
 		return err
 	}
 	var st unix.Stat_t
@@ -94,7 +95,7 @@ func (o Object) within(f func() error) error {
 	if o.Mounts == nil {
 		return f()
 	}
-	return mounts.OnThread(func() error {
+	return namespaces.OnThread(func() error {
 		ns, err := os.Open(o.Mounts.Path)
 		if err == nil {
 			defer ns.Close()

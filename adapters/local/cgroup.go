@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -199,13 +200,14 @@ func (c *cgroups) removeRoots() {
 	}
 }
 
-// names lists the sandboxes that have a group.
-func (c *cgroups) names() []string {
+// names lists the sandboxes that have a group. Before the first sandbox there are no groups.
+func (c *cgroups) names() ([]string, error) {
 	var out []string
 	for _, root := range c.roots {
 		entries, err := os.ReadDir(root)
-		if err != nil {
-			continue
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, sandboxer.E(sandboxer.Unavailable, err, "the control groups of sandboxes cannot be listed").
+				WithHint("see that the account that runs sandboxer may read %s", root)
 		}
 		for _, e := range entries {
 			if e.IsDir() && !slices.Contains(out, e.Name()) {
@@ -213,7 +215,7 @@ func (c *cgroups) names() []string {
 			}
 		}
 	}
-	return out
+	return out, nil
 }
 
 // oomKilled reports whether the kernel killed something in the group for memory.

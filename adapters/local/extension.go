@@ -635,7 +635,11 @@ func (e *extension) names() ([]string, error) {
 	for _, id := range ids {
 		see(id.SandboxID)
 	}
-	for _, n := range e.cgroups.names() {
+	groups, err := e.cgroups.names()
+	if err != nil {
+		return nil, err
+	}
+	for _, n := range groups {
 		see(n)
 	}
 	running, err := e.running()

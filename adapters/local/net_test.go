@@ -11,17 +11,16 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
-	"golang.org/x/sys/unix"
 	"gvisor.dev/gvisor/runsc/specutils"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/namespaces"
 )
 
 // world is a network namespace that stands for the internet: a host with a public
@@ -86,7 +85,7 @@ func outside(t testing.TB) world {
 	ip("-n", ns, "link", "set", "lo", "up")
 	w.run = func(f func()) {
 		t.Helper()
-		if err := inNamespace("/run/netns/"+ns, f); err != nil {
+		if err := namespaces.InNetworkAt("/run/netns/"+ns, func() error { f(); return nil }); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -95,31 +94,6 @@ func outside(t testing.TB) world {
 
 // here is world.run for this machine itself.
 func here(f func()) { f() }
-
-// inNamespace runs f on a thread of its own that is in the network namespace.
-func inNamespace(path string, f func()) error {
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread()
-		if unix.Gettid() == unix.Getpid() {
-			// The first thread does not end with its goroutine, and stands for the whole
-			// process in /proc/self: it is held while another one does this.
-			done <- inNamespace(path, f)
-			runtime.UnlockOSThread()
-			return
-		}
-		h, err := os.Open(path) // the thread is not unlocked: it ends with the goroutine
-		if err == nil {
-			err = unix.Setns(int(h.Fd()), unix.CLONE_NEWNET)
-			h.Close()
-		}
-		if err == nil {
-			f()
-		}
-		done <- err
-	}()
-	return <-done
-}
 
 // TestThreadsComeBack starts programs in the network namespace that gVisor starts its own
 // in, many at a time: afterwards every thread of this process is where it was.

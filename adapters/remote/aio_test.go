@@ -513,6 +513,90 @@ func TestAIONotYet(t *testing.T) {
 	}
 }
 
+// A piece of input that comes to lie inside once the command has removed its directory, or who gave it up has, is removed, too.
+func TestAIOLateDraft(t *testing.T) {
+	const dir = "/tmp/d"
+	end := []byte("\x00the end of an output, as long\x00\x00\x00\x00\x00\x00")
+	piece := base64.StdEncoding.EncodeToString(end)
+	for what, tt := range map[string]struct {
+		answer string // to questions about outputs; none: they are refused
+		kind   sandboxer.Kind
+		made   func(r *http.Request, body []byte) bool // whether it is there after this request
+	}{
+		"ended": {
+			`{"success":true,"data":{"stdout":"0 ` + piece + `\n","stderr":"0 ` + piece + `\n","command":{"command_id":"c","status":"completed","exit_code":0}}}`, "",
+			func(r *http.Request, _ []byte) bool { return r.URL.Path == "/v1/bash/output" }, // it says that there is no command any more
+		},
+		"given up": {
+			"", sandboxer.Denied,
+			func(_ *http.Request, body []byte) bool { return bytes.Contains(body, []byte("kill -KILL")) },
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			var once sync.Once
+			var made, lies atomic.Bool
+			sent := make(chan struct{})
+			a, h := answering(t, func(w http.ResponseWriter, r *http.Request, body []byte) bool {
+				switch {
+				case r.URL.Path == "/v1/file/write":
+					once.Do(func() { close(sent) })
+					<-r.Context().Done() // it is under way
+					return true
+				case r.URL.Path == "/v1/bash/output":
+					select {
+					case <-sent:
+					case <-r.Context().Done():
+					}
+					if tt.answer == "" {
+						w.WriteHeader(http.StatusForbidden)
+					}
+				case bytes.Contains(body, []byte("rm -rf "+dir)):
+					lies.Store(false)
+				}
+				if tt.made(r, body) {
+					made.Store(true)
+					lies.Store(true)
+				}
+				if r.URL.Path == "/v1/bash/output" {
+					_, _ = io.WriteString(w, tt.answer)
+					return true
+				}
+				return false
+			})
+			c := &command{a: a, h: h, session: "s", dir: dir, mark: "m", tag: "1", end: end, id: "c", ended: make(chan struct{})}
+			c.cmd.Stdin = bytes.NewReader(make([]byte, maxInline+1))
+			ctx, cancel := context.WithCancelCause(t.Context())
+			defer cancel(nil)
+			_, err := c.follow(ctx, cancel)
+			wantKind(t, what, err, tt.kind)
+			if !made.Load() || lies.Load() {
+				t.Errorf("it was made again: %t, and lies there: %t", made.Load(), lies.Load())
+			}
+		})
+	}
+}
+
+// A group that could be more than a name is refused before the far side hears of the command: the script inside says it again,
+// in quotes.
+func TestAIOGroups(t *testing.T) {
+	var asked atomic.Int64
+	a, h := answering(t, func(http.ResponseWriter, *http.Request, []byte) bool {
+		asked.Add(1)
+		return false
+	})
+	for group, ok := range map[string]bool{
+		"0": true, "adm": true, "a.b_c-D": true,
+		"0'; : '": false, "$(id)": false, "a b": false, "a\nb": false, "0:0": false, "\"": false,
+	} {
+		before := asked.Load()
+		_, err := a.Exec(t.Context(), h, sandboxer.Cmd{Args: []string{"true"}, User: "0:" + group})
+		refused := sandboxer.KindOf(err) == sandboxer.Invalid && strings.Contains(sandboxer.Message(err), "is no group")
+		if refused == ok || ok != (asked.Load() > before) {
+			t.Errorf("the group %q: %v, after %d requests", group, err, asked.Load()-before)
+		}
+	}
+}
+
 // A far side that says at once that a script runs is not asked without a pause.
 func TestAIONoWait(t *testing.T) {
 	var polls atomic.Int64

@@ -15,6 +15,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/api"
+	"github.com/sand-boxer/sandboxer/internal/halfclose"
 )
 
 func newCmdPort(f *factory) *cobra.Command {
@@ -282,9 +283,7 @@ func relay(ctx context.Context, c *api.Client, id string, port int, here net.Con
 	done := make(chan error, 2)
 	pump := func(dst, src net.Conn) {
 		_, err := io.Copy(dst, src)
-		if cw, ok := dst.(interface{ CloseWrite() error }); ok {
-			_ = cw.CloseWrite()
-		}
+		_ = halfclose.CloseWrite(dst)
 		done <- err
 	}
 	go pump(there, here)

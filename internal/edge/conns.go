@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/halfclose"
 	"github.com/sand-boxer/sandboxer/internal/manager"
 )
 
@@ -402,13 +403,8 @@ func (n *conn) Close() error {
 	return n.Conn.Close()
 }
 
-// CloseWrite ends the sending half.
-func (n *conn) CloseWrite() error {
-	if w, ok := n.Conn.(interface{ CloseWrite() error }); ok {
-		return w.CloseWrite()
-	}
-	return errors.ErrUnsupported
-}
+// CloseWrite ends the sending half, where the connection can do that.
+func (n *conn) CloseWrite() error { return halfclose.CloseWrite(n.Conn) }
 
 // progress is how much a client has to take in the time that it has.
 const progress = 64 << 10

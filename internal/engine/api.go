@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/halfclose"
 )
 
 // An API is one engine by its HTTP API, Docker's or Podman's. It needs no program of the engine's, and a
@@ -812,8 +813,8 @@ func (a *API) Exec(ctx context.Context, id, user string, args []string, in io.Re
 	defer context.AfterFunc(ctx, func() { conn.Close() })()
 	go func() { // which ends with conn, or when in does
 		_, err := io.Copy(conn, in)
-		if c, ok := conn.(interface{ CloseWrite() error }); ok && err == nil {
-			_ = c.CloseWrite()
+		if err == nil {
+			_ = halfclose.CloseWrite(conn)
 		}
 	}()
 	err = demux(r, out, errs)

@@ -6,6 +6,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/backend"
+	"github.com/sand-boxer/sandboxer/internal/halfclose"
 )
 
 // beginStream finds a running sandbox for a principal with scope and notes its use, a stream.
@@ -150,12 +151,7 @@ type usedConn struct {
 func (c *usedConn) Close() error { defer c.end(); return c.Conn.Close() }
 
 // CloseWrite ends the sending half, where the stream can do that.
-func (c *usedConn) CloseWrite() error {
-	if w, ok := c.Conn.(interface{ CloseWrite() error }); ok {
-		return w.CloseWrite()
-	}
-	return sandboxer.E(sandboxer.Unsupported, nil, "this stream cannot be closed by halves")
-}
+func (c *usedConn) CloseWrite() error { return halfclose.CloseWrite(c.Conn) }
 
 // Stats measures a running sandbox. Looking is not using.
 func (m *Manager) Stats(ctx context.Context, ref string) (sandboxer.Stats, error) {

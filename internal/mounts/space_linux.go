@@ -5,32 +5,11 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"runtime"
 
 	"golang.org/x/sys/unix"
-)
 
-// OnThread calls f on a thread that ends with it, and with what f has made of it: the namespaces it is in.
-func OnThread(f func() error) error {
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread()
-		if unix.Gettid() == unix.Getpid() {
-			// The first thread does not end with its goroutine, and stands for the whole
-			// process in /proc/self: it is held while another one does this.
-			other := make(chan error, 1)
-			go func() {
-				runtime.LockOSThread()
-				other <- f()
-			}()
-			done <- <-other
-			runtime.UnlockOSThread()
-			return
-		}
-		done <- f()
-	}()
-	return <-done
-}
+	"github.com/sand-boxer/sandboxer/internal/namespaces"
+)
 
 // A Space is where an engine sees mounts; nil is where this process makes them anyway.
 type Space struct{ ns *os.File }
@@ -87,7 +66,7 @@ func (s *Space) do(f func() error) error {
 	if s == nil {
 		return f()
 	}
-	return OnThread(func() error {
+	return namespaces.OnThread(func() error {
 		if err := unix.Unshare(unix.CLONE_FS); err != nil {
 			return os.NewSyscallError("unshare", err)
 		}

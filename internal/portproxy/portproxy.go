@@ -27,6 +27,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/edge"
+	"github.com/sand-boxer/sandboxer/internal/halfclose"
 	"github.com/sand-boxer/sandboxer/internal/manager"
 )
 
@@ -727,9 +728,4 @@ func (c *idleConn) Read(b []byte) (int, error)  { c.touch(); return c.Conn.Read(
 func (c *idleConn) Write(b []byte) (int, error) { c.touch(); return c.Conn.Write(b) }
 
 // CloseWrite ends the sending half, where the stream can do that.
-func (c *idleConn) CloseWrite() error {
-	if w, ok := c.Conn.(interface{ CloseWrite() error }); ok {
-		return w.CloseWrite()
-	}
-	return errors.ErrUnsupported
-}
+func (c *idleConn) CloseWrite() error { return halfclose.CloseWrite(c.Conn) }

@@ -16,6 +16,7 @@ import (
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/api"
 	"github.com/sand-boxer/sandboxer/internal/edge"
+	"github.com/sand-boxer/sandboxer/internal/halfclose"
 	"github.com/sand-boxer/sandboxer/internal/manager"
 )
 
@@ -73,12 +74,7 @@ func (c *visiting) Read(b []byte) (int, error) {
 }
 
 // CloseWrite ends the sending half, where the connection can do that.
-func (c *visiting) CloseWrite() error {
-	if w, ok := c.Conn.(interface{ CloseWrite() error }); ok {
-		return w.CloseWrite()
-	}
-	return sandboxer.E(sandboxer.Unsupported, nil, "this connection cannot be closed by halves")
-}
+func (c *visiting) CloseWrite() error { return halfclose.CloseWrite(c.Conn) }
 
 // connected relays between c and the client, in sctx, until either is at its end; then it calls end.
 func (s *Server) connected(ctx, sctx context.Context, cancel context.CancelCauseFunc, c net.Conn, protocol string, end func()) *huma.StreamResponse {
@@ -133,9 +129,7 @@ func relay(ctx context.Context, p *keepalive, c net.Conn) {
 				return
 			}
 			if n == 0 {
-				if cw, ok := c.(interface{ CloseWrite() error }); ok {
-					cw.CloseWrite()
-				}
+				_ = halfclose.CloseWrite(c)
 				ended() // and go on, to notice that the client leaves
 			}
 		}

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/halfclose"
 )
 
 // Options configure a Pool. The zero value is good.
@@ -606,9 +607,7 @@ func (s *stream) Close() error {
 }
 
 // CloseWrite tells the other side that nothing more comes.
-func (s *stream) CloseWrite() error {
-	return s.Conn.(interface{ CloseWrite() error }).CloseWrite()
-}
+func (s *stream) CloseWrite() error { return halfclose.CloseWrite(s.Conn) }
 
 // shut closes the host's connections; acquire fails from now on.
 func (h *Host) shut() {

@@ -101,7 +101,8 @@ func (r *Registry) Host(name string) (Record, error) {
 		return Record{}, missing
 	}
 	if err != nil {
-		return Record{}, sandboxer.E(sandboxer.Unavailable, err, "the record of host %s cannot be read", name)
+		return Record{}, sandboxer.E(sandboxer.Unavailable, err, "the record of host %s cannot be read", name).
+			WithHint("see that the account that runs sandboxer may read %s, or: sandboxer host rm --force %s", r.file(name), name)
 	}
 	var rec Record
 	if err = strictjson.Decode(data, &rec); err == nil && rec.Name != name {
@@ -125,7 +126,8 @@ func (r *Registry) Hosts() ([]Record, error) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, sandboxer.E(sandboxer.Unavailable, err, "the hosts cannot be read")
+		return nil, sandboxer.E(sandboxer.Unavailable, err, "the hosts of this installation cannot be read").
+			WithHint("see that %s is a directory, and that the account that runs sandboxer may read it", r.dir)
 	}
 	var all []Record
 	var errs []error

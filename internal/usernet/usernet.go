@@ -36,6 +36,8 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
 	"gvisor.dev/gvisor/pkg/tcpip/transport/udp"
 	"gvisor.dev/gvisor/pkg/waiter"
+
+	"github.com/sand-boxer/sandboxer/internal/halfclose"
 )
 
 // Addresses on every sandbox's link. Gateway also answers DNS.
@@ -490,9 +492,7 @@ func pipe(dst, src net.Conn, idle time.Duration) {
 			}
 			continue
 		}
-		if c, ok := dst.(interface{ CloseWrite() error }); ok && errors.Is(err, io.EOF) {
-			_ = c.CloseWrite()
-		} else {
+		if !errors.Is(err, io.EOF) || errors.Is(halfclose.CloseWrite(dst), errors.ErrUnsupported) {
 			dst.Close()
 		}
 		return

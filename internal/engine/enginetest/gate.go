@@ -8,6 +8,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/sand-boxer/sandboxer/internal/halfclose"
 )
 
 // A Gate stands between an engine's users and its socket, and can stop them at any request that changes something: so a user
@@ -177,8 +179,8 @@ func splice(a net.Conn, fromA io.Reader, b net.Conn, fromB io.Reader) {
 	var both sync.WaitGroup
 	pass := func(to net.Conn, from io.Reader) {
 		_, err := io.Copy(to, from)
-		if w, ok := to.(interface{ CloseWrite() error }); ok && err == nil {
-			err = w.CloseWrite()
+		if err == nil {
+			err = halfclose.CloseWrite(to)
 		}
 		if err != nil {
 			a.Close()

@@ -9,11 +9,11 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"runtime"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/sand-boxer/sandboxer/internal/namespaces"
 	"github.com/sand-boxer/sandboxer/internal/usernet"
 )
 
@@ -21,45 +21,17 @@ import (
 // can neither send nor receive any more. netns is open on the network's namespace. Entering it takes CAP_SYS_ADMIN, and changing it
 // CAP_NET_ADMIN. The file is ready for usernet.OnDevice.
 func In(netns *os.File, name string) (*os.File, error) {
-	made := make(chan result, 1)
-	go func() {
-		runtime.LockOSThread()
-		if unix.Gettid() == unix.Getpid() {
-			// The first thread does not end with its goroutine, and stands for the whole
-			// process in /proc/self: it is held while another one does this.
-			other := make(chan result, 1)
-			go func() {
-				runtime.LockOSThread()
-				other <- in(netns, name)
-			}()
-			made <- <-other
-			runtime.UnlockOSThread()
-			return
+	fd := -1
+	err := namespaces.InNetwork(netns, func() (err error) {
+		if err = remove(name); err == nil {
+			fd, err = Make(name)
 		}
-		made <- in(netns, name) // the thread is not unlocked: it ends with the goroutine, and what it entered with it
-	}()
-	r := <-made
-	if r.err != nil {
-		return nil, r.err
+		return err
+	})
+	if err != nil {
+		return nil, err
 	}
-	return os.NewFile(uintptr(r.fd), "tap"), nil
-}
-
-type result struct {
-	fd  int
-	err error
-}
-
-// in makes the device on this thread, which is in the other network then.
-func in(netns *os.File, name string) result {
-	if err := unix.Setns(int(netns.Fd()), unix.CLONE_NEWNET); err != nil {
-		return result{-1, os.NewSyscallError("setns", err)}
-	}
-	if err := remove(name); err != nil {
-		return result{-1, err}
-	}
-	fd, err := Make(name)
-	return result{fd, err}
+	return os.NewFile(uintptr(fd), "tap"), nil
 }
 
 func remove(name string) error {

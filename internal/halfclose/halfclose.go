@@ -1,0 +1,18 @@
+// Package halfclose ends one direction of a connection, whatever it is wrapped in.
+package halfclose
+
+import (
+	"errors"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// CloseWrite ends what is sent over conn: the other side reads to its end, and what it sends is still
+// received, as with TCP's half-close. It is what wrappers of connections have as their CloseWrite. Unsupported,
+// and errors.ErrUnsupported: conn has no CloseWrite.
+func CloseWrite(conn any) error {
+	if w, ok := conn.(interface{ CloseWrite() error }); ok {
+		return w.CloseWrite()
+	}
+	return sandboxer.E(sandboxer.Unsupported, errors.ErrUnsupported, "this connection cannot be closed by halves")
+}
