@@ -96,6 +96,21 @@ var uses = []use{
 		}
 		return err
 	}},
+	{name: "a port", do: func(r *containersRig, id string, amid func()) error {
+		c, err := r.c.Dial(r.t.Context(), id, 1005)
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		if _, err = io.ReadFull(c, make([]byte, 1)); err == nil {
+			amid()
+			_, err = io.Copy(io.Discard, c)
+		}
+		if err != nil { // connections tell no kind
+			err = sandboxer.E(sandboxer.Unavailable, err, "the connection broke")
+		}
+		return err
+	}},
 }
 
 // unended is what runs in the sandbox before any use, and after it.
@@ -171,7 +186,7 @@ func (r *containersRig) inside(id string) (list []string, connections int) {
 }
 
 // TestContainersKilledInUse kills the server by SIGKILL while clients use a sandbox: commands run, with output, input and a terminal,
-// files are on their way, the agent is connected to, and an archive is being saved; all of it at once, and in the whole run one after the other, too. Every client is told
+// files are on their way, a port and the agent are connected to, and an archive is being saved; all of it at once, and in the whole run one after the other, too. Every client is told
 // that it failed. With the next server the sandbox is there, what was begun has ended inside with all that it had started, no connection is left
 // behind, and what clients did not wait for goes on.
 func TestContainersKilledInUse(t *testing.T) {
