@@ -41,10 +41,10 @@ var uses = []use{
 		return r.exec(id, sandboxer.Cmd{Args: []string{"sh", "-c", "echo on; exec sleep 1003"}, TTY: &sandboxer.WinSize{Cols: 80, Rows: 24}, Stdout: &upTo{n: 1, then: amid}})
 	}},
 	{name: "output", do: func(r *containersRig, id string, amid func()) error {
-		return r.exec(id, sandboxer.Cmd{Args: []string{"yes", "output"}, Stdout: &upTo{n: 1 << 20, then: amid}})
+		return r.exec(id, sandboxer.Cmd{Args: []string{"yes", "output"}, Stdout: &upTo{n: 1 << 20, then: func() { amid(); <-r.killed }}})
 	}},
 	{name: "input", do: func(r *containersRig, id string, amid func()) error {
-		return r.exec(id, sandboxer.Cmd{Args: []string{"cat"}, Stdin: endless{}, Stdout: &upTo{n: 1 << 20, then: amid}})
+		return r.exec(id, sandboxer.Cmd{Args: []string{"cat"}, Stdin: endless{}, Stdout: &upTo{n: 1 << 20, then: func() { amid(); <-r.killed }}})
 	}},
 	{name: "a command by the agent's wire", do: func(r *containersRig, id string, amid func()) error {
 		c := r.agent(id)
@@ -130,9 +130,13 @@ func (w *upTo) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
+// endless is an input without an end.
 type endless struct{}
 
-func (endless) Read(p []byte) (int, error) { return copy(p, "input\n"), nil }
+func (endless) Read(p []byte) (int, error) {
+	clear(p)
+	return len(p), nil
+}
 
 // A trickle is a file of which nearly nothing more comes.
 type trickle struct{ begun bool }
