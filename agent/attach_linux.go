@@ -271,17 +271,34 @@ func detach() error {
 // there is still a caller cannot be told then: an engine closes our input, and nothing else.
 const halfOpenTime = 10 * time.Minute
 
+// lingerTime is how long a caller who is still sending may take to notice that the agent's side has ended.
+const lingerTime = 2 * time.Second
+
+// A busyConn knows whether it has not taken all that was written.
+type busyConn struct {
+	*net.UnixConn
+	busy atomic.Bool
+}
+
+func (c *busyConn) Write(p []byte) (int, error) {
+	c.busy.Store(true)
+	n, err := c.UnixConn.Write(p)
+	c.busy.Store(err != nil)
+	return n, err
+}
+
 // relay joins conn to two streams, until the agent's side of it ends, or, where in comes in frames, the caller has gone.
 func relay(conn *net.UnixConn, in io.Reader, out io.Writer, frames bool, halfOpen time.Duration) error {
 	defer conn.Close()
 	if _, err := out.Write([]byte{Mark}); err != nil {
 		return err
 	}
-	over := make(chan error, 2)
+	over := make(chan error, 3)
 	var closed atomic.Bool
+	input := busyConn{UnixConn: conn}
 	go func() {
 		if frames {
-			passFrames(conn, bufio.NewReaderSize(in, 64<<10))
+			passFrames(&input, bufio.NewReaderSize(in, 64<<10))
 			over <- nil // also where nobody takes what comes
 			return
 		}
@@ -300,6 +317,12 @@ func relay(conn *net.UnixConn, in io.Reader, out io.Writer, frames bool, halfOpe
 				return
 			}
 			switch {
+			case errors.Is(err, io.EOF) && input.busy.Load():
+				// The agent wants no more of what still comes. If nobody took it, engines would break the streams, and with them what
+				// the agent has said.
+				conn.Close()
+				time.AfterFunc(lingerTime, func() { over <- nil })
+				return
 			case errors.Is(err, io.EOF):
 				over <- nil
 				return
