@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"bufio"
 	"bytes"
 	"errors"
 	"flag"
@@ -42,9 +43,11 @@ func runAttach(args []string) int {
 	var (
 		o      initFlags
 		socket string
+		frames bool
 	)
 	o.register(fs)
 	fs.StringVar(&socket, "socket", "", "`address` of the agent, @name or /path; the other flags are those of init, for one that is started")
+	fs.BoolVar(&frames, "frames", false, framesHelp)
 	if code, ok := parse(fs, args); !ok {
 		return code
 	}
@@ -53,7 +56,7 @@ func runAttach(args []string) int {
 		given = append(given, "--workdir="+dir) // unless a flag says otherwise
 	}
 	fs.Visit(func(f *flag.Flag) {
-		if f.Name != "socket" {
+		if f.Name != "socket" && f.Name != "frames" {
 			given = append(given, "--"+f.Name+"="+f.Value.String())
 		}
 	})
@@ -72,8 +75,10 @@ func runAttach(args []string) int {
 		return 2
 	}
 	conn, err := attached(socket, given, func(conn *net.UnixConn) error { return ourAgent(conn, 0) })
-	return relayed(conn, err)
+	return relayed(conn, frames, err)
 }
+
+const framesHelp = "the input comes in frames, each after its length in 4 octets; an empty one ends it, and the end of the stream all"
 
 func checkSocket(name string) error {
 	switch {
@@ -92,9 +97,11 @@ func runConnect(args []string) int {
 	var (
 		socket string
 		pid    int
+		frames bool
 	)
 	fs.StringVar(&socket, "socket", "", "`address` of the agent, @name or /path")
 	fs.IntVar(&pid, "pid", 0, "the `process` that the agent is; 0 means any that runs our program")
+	fs.BoolVar(&frames, "frames", false, framesHelp)
 	if code, ok := parse(fs, args); !ok {
 		return code
 	}
@@ -107,13 +114,13 @@ func runConnect(args []string) int {
 		return 2
 	}
 	conn, err := attached(socket, nil, func(conn *net.UnixConn) error { return ourAgent(conn, pid) })
-	return relayed(conn, err)
+	return relayed(conn, frames, err)
 }
 
 // relayed joins conn to our standard streams, and returns the exit code.
-func relayed(conn *net.UnixConn, err error) int {
+func relayed(conn *net.UnixConn, frames bool, err error) int {
 	if err == nil {
-		err = relayStreams(conn)
+		err = relayStreams(conn, frames)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "sandboxer-agent:", err)
@@ -260,48 +267,84 @@ func detach() error {
 	return nil
 }
 
-// halfOpenTime is how long nothing may come of a connection whose caller has closed its side. Whether
+// halfOpenTime is how long nothing may come of a connection whose caller has closed its side, where that comes not in frames. Whether
 // there is still a caller cannot be told then: an engine closes our input, and nothing else.
 const halfOpenTime = 10 * time.Minute
 
-// relayStreams joins conn to our standard streams, until the agent's side of it ends.
-func relayStreams(conn *net.UnixConn) error {
+// lingerTime is how long a caller who is still sending may take to notice that the agent's side has ended.
+const lingerTime = 2 * time.Second
+
+// relayStreams joins conn to our standard streams.
+func relayStreams(conn *net.UnixConn, frames bool) error {
 	limitRelay()
 	in, undoIn := waitable(os.Stdin)
 	defer undoIn()
 	out, undoOut := waitable(os.Stdout)
 	defer undoOut()
-	return relay(conn, in, out, halfOpenTime)
+	return relay(conn, in, out, frames, halfOpenTime)
 }
 
-func relay(conn *net.UnixConn, in io.Reader, out io.Writer, halfOpen time.Duration) error {
+// A busyConn knows whether it has not taken all that was written.
+type busyConn struct {
+	*net.UnixConn
+	busy atomic.Bool
+}
+
+func (c *busyConn) Write(p []byte) (int, error) {
+	c.busy.Store(true)
+	n, err := c.UnixConn.Write(p)
+	c.busy.Store(err != nil)
+	return n, err
+}
+
+// relay joins conn to two streams, until the agent's side of it ends, or, where in comes in frames, the caller has gone.
+func relay(conn *net.UnixConn, in io.Reader, out io.Writer, frames bool, halfOpen time.Duration) error {
 	defer conn.Close()
 	if _, err := out.Write([]byte{Mark}); err != nil {
 		return err
 	}
+	over := make(chan error, 3)
 	var closed atomic.Bool
+	input := busyConn{UnixConn: conn}
 	go func() {
+		if frames {
+			passFrames(&input, bufio.NewReaderSize(in, 64<<10))
+			over <- nil // also where nobody takes what comes
+			return
+		}
 		if _, err := io.Copy(conn, in); err == nil {
 			_ = conn.CloseWrite()
 			closed.Store(true)
 			_ = conn.SetReadDeadline(time.Now().Add(halfOpen))
 		}
 	}()
-	buf := make([]byte, 32<<10)
-	for {
-		n, err := conn.Read(buf)
-		if _, werr := out.Write(buf[:n]); werr != nil {
-			return werr
+	go func() {
+		buf := make([]byte, 32<<10)
+		for {
+			n, err := conn.Read(buf)
+			if _, werr := out.Write(buf[:n]); werr != nil {
+				over <- werr
+				return
+			}
+			switch {
+			case errors.Is(err, io.EOF) && input.busy.Load():
+				// The agent wants no more of what still comes. If nobody took it, engines would break the streams, and with them what
+				// the agent has said.
+				conn.Close()
+				time.AfterFunc(lingerTime, func() { over <- nil })
+				return
+			case errors.Is(err, io.EOF):
+				over <- nil
+				return
+			case err != nil:
+				over <- err
+				return
+			case closed.Load():
+				_ = conn.SetReadDeadline(time.Now().Add(halfOpen))
+			}
 		}
-		switch {
-		case errors.Is(err, io.EOF):
-			return nil
-		case err != nil:
-			return err
-		case closed.Load():
-			_ = conn.SetReadDeadline(time.Now().Add(halfOpen))
-		}
-	}
+	}()
+	return <-over
 }
 
 // An ownListener lets in who has our own user, by the word of the kernel.

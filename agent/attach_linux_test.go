@@ -65,7 +65,7 @@ func (p *place) run(ctx context.Context, args []string, in io.Reader, out, errs 
 }
 
 func (p *place) dial(ctx context.Context, flags ...string) (net.Conn, error) {
-	return DialCommand(ctx, p.run, append([]string{"attach", "--socket", p.socket}, flags...)...)
+	return DialAttached(ctx, p.run, append([]string{"attach", "--socket", p.socket}, flags...)...)
 }
 
 // client returns one that comes in by attach.
@@ -453,10 +453,68 @@ func TestHalfOpen(t *testing.T) {
 		}
 	}()
 	var out strings.Builder
-	err = relay(conn, strings.NewReader("in"), &out, halfOpen)
+	err = relay(conn, strings.NewReader("in"), &out, false, halfOpen)
 	if !errors.Is(err, os.ErrDeadlineExceeded) || !strings.HasPrefix(out.String(), string(Mark)) || time.Since(begun) < halfOpen {
 		t.Errorf("%q, %v after %v", out.String(), err, time.Since(begun))
 	}
+}
+
+// TestCallerLeaves: a connection whose caller has gone ends, also where engines are on the way, who end its input and take its output for
+// ever, and where whoever it leads to heeds no end of the input, and never ends by itself. Half a connection stays as long as its caller does.
+func TestCallerLeaves(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	left := make(chan error, 1)
+	go func() {
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		defer c.Close()
+		_, _ = io.Copy(io.Discard, c)
+		for err == nil {
+			_, err = c.Write([]byte("more\n"))
+		}
+		left <- err
+	}()
+	p := abstract(t)
+	engine := func(ctx context.Context, args []string, in io.Reader, out, errs io.Writer) (sandboxer.Exit, error) {
+		return p.run(context.WithoutCancel(ctx), args, in, forEver{out}, errs)
+	}
+	c := NewClient(ClientOptions{Dial: func(ctx context.Context) (net.Conn, error) {
+		return DialAttached(ctx, engine, "attach", "--socket", p.socket)
+	}})
+	defer c.Close()
+	conn, err := c.Dial(t.Context(), l.Addr().(*net.TCPAddr).Port)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if err := conn.(interface{ CloseWrite() error }).CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadFull(conn, make([]byte, 1<<20)); err != nil {
+		t.Fatalf("after the half close: %v", err)
+	}
+	conn.Close()
+	select {
+	case <-left:
+	case <-time.After(time.Minute):
+		t.Error("the connection stays, whose caller has gone")
+	}
+	c.Close()
+	eventually(t, "attach ends", func() bool { return len(processesWith(t, "attach", p.socket)) == 0 })
+}
+
+// forEver takes all that is written, also when nobody wants it.
+type forEver struct{ to io.Writer }
+
+func (w forEver) Write(p []byte) (int, error) {
+	_, _ = w.to.Write(p)
+	return len(p), nil
 }
 
 // TestConnect: connect leads to an agent that listens, waits for one that is about to, and starts none.
@@ -464,7 +522,7 @@ func TestConnect(t *testing.T) {
 	p := abstract(t)
 	dialed := make(chan error, 1)
 	go func() {
-		conn, err := DialCommand(t.Context(), p.run, "connect", "--socket", p.socket)
+		conn, err := DialAttached(t.Context(), p.run, "connect", "--socket", p.socket)
 		if err == nil {
 			err = conn.Close()
 		}
@@ -482,7 +540,7 @@ func TestConnect(t *testing.T) {
 		t.Errorf("connect, which came before the agent: %v", err)
 	}
 	agent := p.agent()
-	conn, err := DialCommand(t.Context(), p.run, "connect", "--socket", p.socket, "--pid", strconv.Itoa(agent))
+	conn, err := DialAttached(t.Context(), p.run, "connect", "--socket", p.socket, "--pid", strconv.Itoa(agent))
 	if err != nil {
 		t.Fatalf("connect to process %d: %v", agent, err)
 	}

@@ -42,17 +42,39 @@ type RunFunc func(ctx context.Context, args []string, in io.Reader, out, errs io
 // Unsupported where the program cannot run there (exit code 126 or 127, another platform's, not
 // there); else Unavailable. What the command said is in the message.
 func DialCommand(ctx context.Context, run RunFunc, args ...string) (net.Conn, error) {
+	c, _, err := dialCommand(ctx, run, false, args)
+	return c, err
+}
+
+// DialAttached is DialCommand for the program's attach and connect, of whichever version it is there. The input goes to it in frames, so
+// that it ends when the caller closes the connection, or dies, whoever is between them; with versions that take none, it may take until nothing has come of the
+// agent for a while.
+func DialAttached(ctx context.Context, run RunFunc, args ...string) (net.Conn, error) {
+	c, code, err := dialCommand(ctx, run, true, append(slices.Clip(args), "--frames"))
+	// It does not know that argument. What finds no thread, too, has that code.
+	if err != nil && code == 2 && sandboxer.KindOf(err) != sandboxer.Exhausted && ctx.Err() == nil {
+		c, _, err = dialCommand(ctx, run, false, args)
+	}
+	return c, err
+}
+
+// dialCommand also returns the exit code of a command that ended without the Mark.
+func dialCommand(ctx context.Context, run RunFunc, frames bool, args []string) (_ net.Conn, code int, _ error) {
 	life, end := context.WithCancel(context.WithoutCancel(ctx))
 	ctx, stop := context.WithTimeout(ctx, markTime)
 	defer stop()
 	said, says := net.Pipe()
 	hears, feed := net.Pipe()
 	c := &commandConn{Conn: said, feed: feed, end: end, done: make(chan struct{})}
+	if frames {
+		c.frames = &frameWriter{to: feed}
+	}
 	out := &markedWriter{to: says, marked: make(chan struct{}), full: make(chan struct{})}
 	errs := &keptWriter{}
 	go func() {
 		defer end()
 		exit, err := run(life, args, hears, out, errs)
+		c.code = exit.Code
 		c.err = out.verdict(exit, err, errs.String())
 		close(c.done)
 		says.Close()
@@ -61,21 +83,21 @@ func DialCommand(ctx context.Context, run RunFunc, args ...string) (net.Conn, er
 	var err error
 	select {
 	case <-out.marked:
-		return c, nil
+		return c, 0, nil
 	case <-out.full:
 		err = out.noMark()
 	case <-c.done:
 		select {
 		case <-out.marked: // and it was short
-			return c, nil
+			return c, 0, nil
 		default:
-			err = c.err
+			code, err = c.code, c.err
 		}
 	case <-ctx.Done():
 		err = sandboxer.E(sandboxer.KindOf(ctx.Err()), ctx.Err(), "the command that leads to the sandbox was given up")
 	}
 	c.Close()
-	return nil, err
+	return nil, code, err
 }
 
 // verdict says what the end of a command means to its connection; nil if it ended well.
@@ -158,11 +180,13 @@ func saying(said string) string {
 
 // A commandConn is a connection by way of a command.
 type commandConn struct {
-	net.Conn          // what the command says
-	feed     net.Conn // what it hears
+	net.Conn              // what the command says
+	feed     net.Conn     // what it hears
+	frames   *frameWriter // to feed, if it hears frames
 	end      context.CancelFunc
 	done     chan struct{} // closed when the command has ended,
-	err      error         // with this
+	code     int           // with these
+	err      error
 }
 
 func (c *commandConn) Read(p []byte) (int, error) {
@@ -173,10 +197,20 @@ func (c *commandConn) Read(p []byte) (int, error) {
 	return n, err
 }
 
-func (c *commandConn) Write(p []byte) (int, error) { return c.feed.Write(p) }
+func (c *commandConn) Write(p []byte) (int, error) {
+	if c.frames != nil {
+		return c.frames.Write(p)
+	}
+	return c.feed.Write(p)
+}
 
 // CloseWrite ends what the command hears.
-func (c *commandConn) CloseWrite() error { return c.feed.Close() }
+func (c *commandConn) CloseWrite() error {
+	if c.frames != nil {
+		return c.frames.end()
+	}
+	return c.feed.Close()
+}
 
 func (c *commandConn) Close() error {
 	err := errors.Join(c.feed.Close(), c.Conn.Close())

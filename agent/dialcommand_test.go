@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net"
 	"os"
 	"strings"
 	"testing"
@@ -201,5 +202,127 @@ func TestDialCommandBreaks(t *testing.T) {
 			t.Errorf("%q, %v; want %v", got, err, test.want)
 		}
 		c.Close()
+	}
+}
+
+// TestDialAttached: the input of a command goes in frames, and raw to one of a version that knows none.
+func TestDialAttached(t *testing.T) {
+	sent := bytes.Repeat([]byte("\x06 some octets\x00"), 20_000)
+	for name, frames := range map[string]bool{"frames": true, "a former version": false} {
+		t.Run(name, func(t *testing.T) {
+			defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
+			var given [][]string
+			c, err := DialAttached(t.Context(), func(ctx context.Context, args []string, in io.Reader, out, errs io.Writer) (sandboxer.Exit, error) {
+				given = append(given, args)
+				framed := args[len(args)-1] == "--frames"
+				if framed && !frames {
+					_, _ = io.WriteString(errs, "flag provided but not defined: -frames")
+					return sandboxer.Exit{Code: 2}, nil
+				}
+				if !framed {
+					return echo(ctx, args, in, out, errs)
+				}
+				r, w := net.Pipe()
+				defer w.Close()
+				go func() {
+					passFrames(halfPipe{w}, in)
+					w.Close()
+				}()
+				return echo(ctx, args, r, out, errs)
+			}, "attach", "--socket=@x")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if want := map[bool]int{true: 1, false: 2}[frames]; len(given) != want || strings.Join(given[len(given)-1], " ") != map[bool]string{true: "attach --socket=@x --frames", false: "attach --socket=@x"}[frames] {
+				t.Errorf("it was run with %q", given)
+			}
+			go func() {
+				_, _ = c.Write(sent)
+				_ = c.(interface{ CloseWrite() error }).CloseWrite()
+			}()
+			if got, err := io.ReadAll(c); err != nil || !bytes.Equal(got, sent) {
+				t.Errorf("%d octets of %d, %v", len(got), len(sent), err)
+			}
+			if n, err := c.Write([]byte("more")); n != 0 || err == nil {
+				t.Errorf("after the end: %d octets, %v", n, err)
+			}
+			c.Close()
+		})
+	}
+}
+
+// halfPipe ends when its writing side does.
+type halfPipe struct{ net.Conn }
+
+func (p halfPipe) CloseWrite() error { return p.Close() }
+
+// TestFrames: what is no frame is passed on in no part, and ends it.
+func TestFrames(t *testing.T) {
+	for name, test := range map[string]struct {
+		in, want string
+		ended    bool
+	}{
+		"the caller goes":   {"\x00\x00\x00\x02ab\x00\x00\x00\x01c", "abc", false},
+		"amid a head":       {"\x00\x00\x00\x02ab\x00\x00", "ab", false},
+		"amid a frame":      {"\x00\x00\x00\x02ab\x00\x00\x00\x02c", "ab", false},
+		"the input ends":    {"\x00\x00\x00\x02ab\x00\x00\x00\x00", "ab", true},
+		"more than its end": {"\x00\x00\x00\x00\x00\x00\x00\x02ab", "", true},
+		"a huge one":        {"\xff\xff\xff\xff" + strings.Repeat("x", 1<<20), "", false},
+		"nothing":           {"", "", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var to frameSink
+			if passFrames(&to, strings.NewReader(test.in)); to.String() != test.want || to.ended != test.ended {
+				t.Errorf("%q, ended=%t", to.String(), to.ended)
+			}
+		})
+	}
+}
+
+type frameSink struct {
+	bytes.Buffer
+	ended bool
+}
+
+func (s *frameSink) CloseWrite() error {
+	s.ended = true
+	return nil
+}
+
+// TestFramesDeadline: a deadline that passes amid a frame leaves none that others could follow.
+func TestFramesDeadline(t *testing.T) {
+	hears, feed := net.Pipe()
+	defer hears.Close()
+	w := &frameWriter{to: feed}
+	if err := feed.SetWriteDeadline(time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := w.Write([]byte("none")); n != 0 || !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("past the deadline: %d, %v", n, err)
+	}
+	if err := feed.SetWriteDeadline(time.Time{}); err != nil {
+		t.Fatal(err)
+	}
+	some := make(chan error, 1)
+	go func() {
+		_, err := io.ReadFull(hears, make([]byte, frameHead+2))
+		_ = feed.SetWriteDeadline(time.Now())
+		some <- err
+	}()
+	if n, err := w.Write([]byte("part")); n != 2 || !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("amid a frame: %d, %v", n, err)
+	}
+	if err := <-some; err != nil {
+		t.Fatal(err)
+	}
+	if err := feed.SetWriteDeadline(time.Time{}); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := w.Write([]byte("more")); n != 0 || err == nil {
+		t.Errorf("after a part of a frame: %d, %v", n, err)
+	}
+	_ = w.end()
+	if b, err := io.ReadAll(hears); err != nil || len(b) != 0 {
+		t.Errorf("the end of what is broken: %q, %v", b, err)
 	}
 }

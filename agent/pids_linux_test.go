@@ -62,7 +62,7 @@ func TestFullOfProcesses(t *testing.T) {
 	p := abstract(t)
 	run := p.runIn(group)
 	attached := NewClient(ClientOptions{Dial: func(ctx context.Context) (net.Conn, error) {
-		return DialCommand(ctx, run, "attach", "--socket", p.socket)
+		return DialAttached(ctx, run, "attach", "--socket", p.socket)
 	}})
 	t.Cleanup(func() { attached.Close() })
 	ctx := t.Context()
@@ -146,7 +146,7 @@ func TestFullOfProcesses(t *testing.T) {
 		t.Errorf("after those who send too little: %v", err)
 	}
 	stranded := NewClient(ClientOptions{Dial: func(ctx context.Context) (net.Conn, error) {
-		return DialCommand(ctx, run, "attach", "--socket", p.socket)
+		return DialAttached(ctx, run, "attach", "--socket", p.socket)
 	}})
 	defer stranded.Close()
 	if err := stranded.Health(ctx); sandboxer.KindOf(err) != sandboxer.Exhausted {
@@ -174,7 +174,7 @@ func TestLateAgent(t *testing.T) {
 	}
 	eventually(t, "not all are in the group", func() bool { return readInt(filepath.Join(group, "pids.current")) == 16 })
 	c := NewClient(ClientOptions{Dial: func(ctx context.Context) (net.Conn, error) {
-		return DialCommand(ctx, p.runIn(group), "attach", "--socket", p.socket)
+		return DialAttached(ctx, p.runIn(group), "attach", "--socket", p.socket)
 	}})
 	defer c.Close()
 	if x, err := c.Exec(t.Context(), sandboxer.Cmd{Args: []string{"true"}}); err != nil || x.Code != 0 {

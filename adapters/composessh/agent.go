@@ -205,7 +205,7 @@ func (e *extension) dialAgent(ctx context.Context, host string, m *meta, id stri
 	if err != nil {
 		return nil, err
 	}
-	c, err := agent.DialCommand(within, func(ctx context.Context, args []string, in io.Reader, out, errs io.Writer) (sandboxer.Exit, error) {
+	c, err := agent.DialAttached(within, func(ctx context.Context, args []string, in io.Reader, out, errs io.Writer) (sandboxer.Exit, error) {
 		return h.Run(ctx, sshrun.Cmd{Args: args, Env: e.engineEnv(), Stdin: in, Stdout: out, Stderr: errs})
 	}, args...)
 	return c, done(err)

@@ -58,7 +58,7 @@ func (e *extension) agentIn(h *host, name, container string) *agentClient {
 		if err != nil {
 			return nil, err
 		}
-		conn, err := agent.DialCommand(within, func(ctx context.Context, args []string, in io.Reader, out, errs io.Writer) (sandboxer.Exit, error) {
+		conn, err := agent.DialAttached(within, func(ctx context.Context, args []string, in io.Reader, out, errs io.Writer) (sandboxer.Exit, error) {
 			return h.api.Exec(ctx, container, agentUser, args, in, out, errs)
 		}, agentPath, "connect", "--socket="+agentSocket, "--pid=1")
 		return conn, done(err)

@@ -119,7 +119,7 @@ func (g *guest) attachAgent(ctx context.Context) (net.Conn, error) {
 	if g.user != "" { // whoever names nobody is the sandbox's user
 		args = append(args, "--user", g.user)
 	}
-	return agent.DialCommand(ctx, func(ctx context.Context, args []string, in io.Reader, out, errs io.Writer) (sandboxer.Exit, error) {
+	return agent.DialAttached(ctx, func(ctx context.Context, args []string, in io.Reader, out, errs io.Writer) (sandboxer.Exit, error) {
 		return g.host.Run(ctx, sshrun.Cmd{Script: fmt.Sprintf(enter, ""), Args: args, Dir: g.dir, Stdin: in, Stdout: out, Stderr: errs})
 	}, args...)
 }

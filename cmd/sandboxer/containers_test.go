@@ -45,6 +45,7 @@ type containersRig struct {
 	owner  string
 
 	engineKilled bool
+	killed       chan struct{} // closed when the server has been killed amid uses
 }
 
 func newContainersRig(t *testing.T, docker *enginetest.Docker) *containersRig {

@@ -19,6 +19,7 @@ type Gate struct {
 
 	mu    sync.Mutex
 	stop  *stop
+	stall *stall
 	conns map[net.Conn]struct{} // nil once it is closed
 }
 
@@ -28,6 +29,13 @@ type stop struct {
 	after  bool
 	held   chan string   // gets what it is
 	opened chan struct{} // closed by Open
+}
+
+// A stall is where a Gate holds streams.
+type stall struct {
+	left    int           // bytes until then
+	reached chan struct{} // closed then
+	opened  chan struct{} // closed by Open
 }
 
 // NewGate lets through to the engine at host (unix://…) what comes to the socket at path, until the test ends.
@@ -76,11 +84,47 @@ func (g *Gate) Hold(n int, after bool) <-chan string {
 	return s.held
 }
 
+// Stall has the streams with the engine (of what is attached to) stand still once n more bytes have come of it by them, all together,
+// until Open. Then the channel is closed.
+func (g *Gate) Stall(n int) <-chan struct{} {
+	s := &stall{left: n, reached: make(chan struct{}), opened: make(chan struct{})}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.stall != nil {
+		panic("they are held already")
+	}
+	g.stall = s
+	return s.reached
+}
+
+// come waits where n bytes that came of the engine are not to be passed on yet.
+func (g *Gate) come(n int) {
+	g.mu.Lock()
+	s := g.stall
+	if s == nil || n < s.left {
+		if s != nil {
+			s.left -= n
+		}
+		g.mu.Unlock()
+		return
+	}
+	if s.left > 0 {
+		s.left = 0
+		close(s.reached)
+	}
+	g.mu.Unlock()
+	<-s.opened
+}
+
 // Open holds nothing any more. A request that was held is lost: its connection ends, and the engine never hears of one
 // that it had not heard of.
 func (g *Gate) Open() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	if g.stall != nil {
+		close(g.stall.opened)
+		g.stall = nil
+	}
 	if g.stop != nil {
 		close(g.stop.opened)
 		g.stop = nil
@@ -162,7 +206,7 @@ func (g *Gate) serve(from net.Conn) {
 		}
 		if res.StatusCode == http.StatusSwitchingProtocols {
 			if res.Write(from) == nil {
-				splice(from, asks, to, answers)
+				splice(from, asks, to, comes{answers, g})
 			}
 			return
 		}
@@ -172,6 +216,18 @@ func (g *Gate) serve(from net.Conn) {
 			return
 		}
 	}
+}
+
+// comes is what comes of the engine by a stream.
+type comes struct {
+	io.Reader
+	g *Gate
+}
+
+func (c comes) Read(p []byte) (int, error) {
+	n, err := c.Reader.Read(p)
+	c.g.come(n)
+	return n, err
 }
 
 // splice passes on what is no HTTP any more, each direction until it ends.
