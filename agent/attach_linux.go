@@ -284,16 +284,27 @@ func relayStreams(conn *net.UnixConn, frames bool) error {
 	return relay(conn, in, out, frames, halfOpenTime)
 }
 
-// A busyConn knows whether it has not taken all that was written.
+// A busyConn knows whether its other side has not taken all that was written.
 type busyConn struct {
 	*net.UnixConn
-	busy atomic.Bool
+	writing atomic.Bool
+}
+
+func (c *busyConn) busy() bool {
+	if c.writing.Load() {
+		return true
+	}
+	waits := 0
+	if raw, err := c.SyscallConn(); err == nil {
+		_ = raw.Control(func(fd uintptr) { waits, _ = unix.IoctlGetInt(int(fd), unix.SIOCOUTQ) })
+	}
+	return waits > 0
 }
 
 func (c *busyConn) Write(p []byte) (int, error) {
-	c.busy.Store(true)
+	c.writing.Store(true)
 	n, err := c.UnixConn.Write(p)
-	c.busy.Store(err != nil)
+	c.writing.Store(err != nil)
 	return n, err
 }
 
@@ -322,12 +333,14 @@ func relay(conn *net.UnixConn, in io.Reader, out io.Writer, frames bool, halfOpe
 		buf := make([]byte, 32<<10)
 		for {
 			n, err := conn.Read(buf)
-			if _, werr := out.Write(buf[:n]); werr != nil {
-				over <- werr
-				return
+			if n > 0 {
+				if _, werr := out.Write(buf[:n]); werr != nil {
+					over <- werr
+					return
+				}
 			}
 			switch {
-			case errors.Is(err, io.EOF) && input.busy.Load():
+			case errors.Is(err, io.EOF) && input.busy():
 				// The agent wants no more of what still comes. If nobody took it, engines would break the streams, and with them what
 				// the agent has said.
 				conn.Close()

@@ -509,6 +509,58 @@ func TestCallerLeaves(t *testing.T) {
 	eventually(t, "attach ends", func() bool { return len(processesWith(t, "attach", p.socket)) == 0 })
 }
 
+// TestRelayLingers: who still sends when the agent has said its last is not refused, also where nothing of it is taken: engines
+// would break the streams, and with them what the agent said.
+func TestRelayLingers(t *testing.T) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	end := func(fd int) *net.UnixConn {
+		f := os.NewFile(uintptr(fd), "socket")
+		defer f.Close()
+		c, err := net.FileConn(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c.(*net.UnixConn)
+	}
+	ours, agent := end(fds[0]), end(fds[1])
+	defer agent.Close()
+	in, caller := net.Pipe()
+	heard, out := io.Pipe()
+	over := make(chan error, 1)
+	go func() { over <- relay(ours, in, out, true, time.Minute); in.Close(); out.Close() }()
+	hears := func(want string) {
+		t.Helper()
+		b := make([]byte, len(want))
+		if _, err := io.ReadFull(heard, b); err != nil || string(b) != want {
+			t.Fatalf("%q, %v; want %q", b, err, want)
+		}
+	}
+	hears(string(rune(Mark)))
+	frames := &frameWriter{to: caller}
+	if _, err := frames.Write(make([]byte, 64<<10)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := agent.Write([]byte("no")); err != nil {
+		t.Fatal(err)
+	}
+	if err := agent.CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	hears("no")
+	// More than the socket, the pipe and what is buffered take together.
+	_ = caller.SetWriteDeadline(time.Now().Add(time.Minute))
+	if _, err := frames.Write(make([]byte, 4<<20)); err != nil {
+		t.Errorf("who still sends: %v", err)
+	}
+	caller.Close()
+	if err := <-over; err != nil {
+		t.Error(err)
+	}
+}
+
 // forEver takes all that is written, also when nobody wants it.
 type forEver struct{ to io.Writer }
 

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
@@ -183,6 +184,7 @@ type commandConn struct {
 	net.Conn              // what the command says
 	feed     net.Conn     // what it hears
 	frames   *frameWriter // to feed, if it hears frames
+	closed   atomic.Bool  // for what it hears, by the caller
 	end      context.CancelFunc
 	done     chan struct{} // closed when the command has ended,
 	code     int           // with these
@@ -197,15 +199,23 @@ func (c *commandConn) Read(p []byte) (int, error) {
 	return n, err
 }
 
-func (c *commandConn) Write(p []byte) (int, error) {
+// Write takes what a command that ended well has not heard, as a connection does that nobody has reset yet: else what
+// the command said before that would be lost on who still writes.
+func (c *commandConn) Write(p []byte) (n int, err error) {
 	if c.frames != nil {
-		return c.frames.Write(p)
+		n, err = c.frames.Write(p)
+	} else {
+		n, err = c.feed.Write(p)
 	}
-	return c.feed.Write(p)
+	if errors.Is(err, io.ErrClosedPipe) && !c.closed.Load() && isClosed(c.done) && c.err == nil {
+		return len(p), nil
+	}
+	return n, err
 }
 
 // CloseWrite ends what the command hears.
 func (c *commandConn) CloseWrite() error {
+	c.closed.Store(true)
 	if c.frames != nil {
 		return c.frames.end()
 	}
@@ -213,6 +223,7 @@ func (c *commandConn) CloseWrite() error {
 }
 
 func (c *commandConn) Close() error {
+	c.closed.Store(true)
 	err := errors.Join(c.feed.Close(), c.Conn.Close())
 	c.end()
 	return err

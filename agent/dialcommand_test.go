@@ -40,6 +40,31 @@ func echo(ctx context.Context, _ []string, in io.Reader, out, _ io.Writer) (sand
 	}
 }
 
+// TestDialCommandAnswered: what a command said before it ended well is not lost on who still writes to it.
+func TestDialCommandAnswered(t *testing.T) {
+	c, err := DialCommand(t.Context(), func(_ context.Context, _ []string, _ io.Reader, out, _ io.Writer) (sandboxer.Exit, error) {
+		_, err := out.Write([]byte{Mark, 'n', 'o'})
+		return sandboxer.Exit{}, err
+	}, "attach")
+	if err != nil {
+		t.Fatal(err)
+	}
+	said := make(chan string, 1)
+	go func() { b, _ := io.ReadAll(c); said <- string(b) }()
+	for range 3 {
+		if n, err := c.Write(make([]byte, 1<<20)); err != nil || n != 1<<20 {
+			t.Fatalf("%d bytes, %v", n, err)
+		}
+	}
+	if got := <-said; got != "no" {
+		t.Errorf("it said %q", got)
+	}
+	c.Close()
+	if _, err := c.Write([]byte("x")); err == nil {
+		t.Error("a closed one takes more")
+	}
+}
+
 func TestDialCommand(t *testing.T) {
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
 	type key struct{}

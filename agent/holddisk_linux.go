@@ -26,6 +26,16 @@ func runHoldDisk(args []string) int {
 	if err := unix.Prctl(unix.PR_CAPBSET_DROP, unix.CAP_AUDIT_WRITE, 0, 0, 0); err != nil {
 		return report(os.NewSyscallError("prctl(PR_CAPBSET_DROP)", err))
 	}
+	// Some engines have it inherited, too.
+	hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var caps [2]unix.CapUserData
+	if err := unix.Capget(&hdr, &caps[0]); err != nil {
+		return report(os.NewSyscallError("capget", err))
+	}
+	caps[unix.CAP_AUDIT_WRITE/32].Inheritable &^= 1 << (unix.CAP_AUDIT_WRITE % 32) // and with it the ambient one
+	if err := unix.Capset(&hdr, &caps[0]); err != nil {
+		return report(os.NewSyscallError("capset", err))
+	}
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 		return report(os.NewSyscallError("prctl(PR_SET_NO_NEW_PRIVS)", err))
 	}

@@ -1,10 +1,46 @@
 package agent
 
 import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
 )
+
+// TestHoldDiskCapability: the capability goes also where whoever starts it has it inherited.
+func TestHoldDiskCapability(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("it takes root")
+	}
+	dir := t.TempDir()
+	cmd := exec.Command(os.Args[0], "hold-disk", "init", "--listen", "unix:"+filepath.Join(dir, "s"), "--", "/bin/sh", "-c", "cat /proc/self/status >"+dir+"/said && mv "+dir+"/said "+dir+"/status")
+	cmd.Env = append(os.Environ(), "AGENT_TEST_RUN=always", "GORACE=atexit_sleep_ms=0")
+	cmd.SysProcAttr = &syscall.SysProcAttr{AmbientCaps: []uintptr{unix.CAP_AUDIT_WRITE}}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = cmd.Process.Signal(unix.SIGTERM); _ = cmd.Wait() }()
+	var status []byte
+	eventually(t, "the command has not run", func() bool {
+		var err error
+		status, err = os.ReadFile(filepath.Join(dir, "status"))
+		return err == nil
+	})
+	for line := range strings.Lines(string(status)) {
+		name, set, _ := strings.Cut(strings.TrimSpace(line), ":")
+		if !strings.HasPrefix(name, "Cap") {
+			continue
+		}
+		if n, err := strconv.ParseUint(strings.TrimSpace(set), 16, 64); err != nil || n&(1<<unix.CAP_AUDIT_WRITE) != 0 {
+			t.Errorf("%s has it: %s, %v", name, set, err)
+		}
+	}
+}
 
 // TestDiskFilter: by every way into the kernel what moves a file from one quota to another is refused, and nothing else.
 func TestDiskFilter(t *testing.T) {

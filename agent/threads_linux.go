@@ -125,10 +125,16 @@ func waitable(f *os.File) (_ *os.File, undo func()) {
 	if err != nil || fi.Mode()&(fs.ModeNamedPipe|fs.ModeSocket) == 0 {
 		return f, func() {}
 	}
-	if is, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0); err != nil || is&unix.O_NONBLOCK != 0 || unix.SetNonblock(fd, true) != nil {
+	undo = func() { _ = unix.SetNonblock(fd, false) }
+	switch is, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0); {
+	case err != nil:
+		return f, func() {}
+	case is&unix.O_NONBLOCK != 0: // also since both are one socket
+		undo = func() {}
+	case unix.SetNonblock(fd, true) != nil:
 		return f, func() {}
 	}
-	return os.NewFile(uintptr(fd), f.Name()), func() { _ = unix.SetNonblock(fd, false) }
+	return os.NewFile(uintptr(fd), f.Name()), undo
 }
 
 // limitThreads keeps the agent within its limit of processes, if there is one.

@@ -468,12 +468,12 @@ func (e *extension) make(ctx context.Context, h *host, info engine.Info, spec sa
 		config.HostConfig.Mounts = append(config.HostConfig.Mounts, shown...)
 	}
 	if b.container, err = e.create(ctx, h, name, config); err != nil {
-		if limits.DiskBytes > 0 { // the volume may be another one, without etcFiles
-			if ferr := e.forgetAgent(h); ferr != nil {
-				return nil, errors.Join(err, ferr)
-			}
+		lacks := limits.DiskBytes > 0 && strings.Contains(sandboxer.Message(err), volume.Mountpoint) // the volume is another one, without etcFiles
+		err = h.unseen(h.noQuota(err))
+		if lacks {
+			err = errors.Join(err, e.forgetAgent(h))
 		}
-		return nil, h.unseen(h.noQuota(err))
+		return nil, err
 	}
 	err = h.api.ContainerCall(ctx, b.container, "start")
 	if err != nil && ctx.Err() == nil && !e.hasAgent(ctx, h, b.container, prog.Digest) {

@@ -61,7 +61,7 @@ var uses = []use{
 				return err
 			case <-time.After(10 * time.Millisecond):
 			}
-			if f, err := r.c.StatFile(r.t.Context(), id, "/workspace/upload"); err == nil && f.Size > 0 {
+			if f, err := r.c.StatFile(r.t.Context(), id, "/workspace/upload"); err == nil && f.Size > int64(len("whole\n")) { // which may be there since the last time
 				amid()
 				return <-ended
 			}
@@ -164,17 +164,19 @@ func (r *containersRig) agent(id string) *agent.Client {
 }
 
 // inside lists what runs in a sandbox beside the agent, by the engine.
-func (r *containersRig) inside(id string) (list []string, connections int) {
+func (r *containersRig) inside(id string) (list []string, connections int, _ error) {
 	r.t.Helper()
 	containers := r.on("container", "dev.sandboxer.docker.id="+id)
 	if len(containers) != 1 {
-		r.t.Fatalf("there are containers %q of %s", containers, id)
+		return nil, 0, fmt.Errorf("there are containers %q of %s", containers, id)
 	}
 	cmd := exec.Command("docker", "top", containers[0], "-eo", "pid,args") // it wants the first
 	cmd.Env = append(os.Environ(), "DOCKER_HOST="+r.host)
+	var said strings.Builder
+	cmd.Stderr = &said
 	out, err := cmd.Output()
 	if err != nil {
-		r.t.Fatalf("docker top: %v", err)
+		return nil, 0, fmt.Errorf("docker top: %w: %s", err, said.String())
 	}
 	for line := range strings.Lines(string(out)) {
 		_, line, _ = strings.Cut(strings.TrimSpace(line), " ")
@@ -186,7 +188,7 @@ func (r *containersRig) inside(id string) (list []string, connections int) {
 		}
 	}
 	slices.Sort(list)
-	return list, connections
+	return list, connections, nil
 }
 
 // TestContainersKilledInUse kills the server by SIGKILL while clients use a sandbox: commands run, with output, input and a terminal,
@@ -332,13 +334,14 @@ func (r *containersRig) inUse(id string, uses []use, frozen bool) {
 		}
 	}
 	r.until("all that was begun has ended inside", func() error {
-		if list, connections := r.inside(id); !slices.Equal(list, unended) || connections > 1 {
+		list, connections, err := r.inside(id)
+		if err == nil && (!slices.Equal(list, unended) || connections > 1) {
 			return fmt.Errorf("there is %q, and want %q; %d connections", list, unended, connections)
 		}
-		return nil
+		return err
 	})
 	// Whoever comes back to a process finds what it said.
-	ctx, cancel := context.WithCancel(r.t.Context())
+	ctx, cancel := context.WithTimeout(r.t.Context(), 2*time.Minute)
 	defer cancel()
 	c := r.agent(id)
 	defer c.Close()
