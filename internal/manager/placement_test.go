@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -74,9 +75,9 @@ func TestPlaceIsCommitted(t *testing.T) {
 		s.idle = true
 		s.profiles[0].Pool.Size = 1
 	})
-	made := 0
+	var made atomic.Int32 // the pool is filled meanwhile
 	spy.provision = func(spec sandboxer.Spec) {
-		made++
+		made.Add(1)
 		sb, err := r.store.Sandbox(admin, spec.ID)
 		if err != nil || sb.Host != "one" || spec.Place != "one" || spec.Host != "" || sb.Spec.Host != "" {
 			t.Errorf("%s is told to be made on %q (asked for: %q); its record says %+v, %v", spec.ID, spec.Place, spec.Host, sb, err)
@@ -98,8 +99,8 @@ func TestPlaceIsCommitted(t *testing.T) {
 			break
 		}
 	}
-	if made != 2 {
-		t.Errorf("%d were made", made)
+	if n := made.Load(); n != 2 {
+		t.Errorf("%d were made", n)
 	}
 	// Whoever asks for the host by name asks for something else.
 	if _, err := r.Create(admin2(sandboxer.DefaultTenant), sandboxer.CreateRequest{Profile: "lazy", Host: "one", Inputs: map[string]string{"sandbox_id": "box"}}); sandboxer.KindOf(err) != sandboxer.Conflict {
