@@ -340,7 +340,7 @@ func relay(conn *net.UnixConn, in io.Reader, out io.Writer, frames bool, halfOpe
 				}
 			}
 			switch {
-			case errors.Is(err, io.EOF) && input.busy():
+			case errors.Is(err, io.EOF) && frames && input.busy():
 				// The agent wants no more of what still comes. If nobody took it, engines would break the streams, and with them what
 				// the agent has said.
 				conn.Close()
