@@ -231,3 +231,25 @@ func TestGate(t *testing.T) {
 	g.leave()
 	<-killed
 }
+
+// An endingContext ends after it was asked once whether it has.
+type endingContext struct {
+	context.Context
+	asked bool
+}
+
+func (c *endingContext) Err() error {
+	if !c.asked {
+		c.asked = true
+		return nil
+	}
+	return context.Canceled
+}
+
+// TestGateAtTheLastMoment: whose context ends while it enters is within, or holds nothing.
+func TestGateAtTheLastMoment(t *testing.T) {
+	g := make(gate, 1)
+	if err := g.enterUntil(&endingContext{Context: t.Context()}); (err == nil) != (len(g) == 1) {
+		t.Errorf("%v, and %d within", err, len(g))
+	}
+}

@@ -176,10 +176,11 @@ func (g gate) enterUntil(ctx context.Context) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	if ctx.Err() != nil {
+	err := ctx.Err() // once: it may end between two looks
+	if err != nil {
 		g.leave()
 	}
-	return ctx.Err()
+	return err
 }
 
 func (g gate) leave() {
@@ -214,7 +215,7 @@ func (g gate) handler(next http.Handler) http.Handler {
 			return // nobody is there any more
 		}
 		defer g.leave()
-		r = r.WithContext(r.Context())
+		r = r.WithContext(r.Context()) // a copy
 		r.Body = gatedBody{r.Body, g}
 		next.ServeHTTP(gatedWriter{w, g}, r)
 	})
