@@ -22,6 +22,7 @@ import (
 	"github.com/sand-boxer/sandboxer/agent/proto/filesystem/filesystemconnect"
 	"github.com/sand-boxer/sandboxer/agent/proto/process/processconnect"
 	"github.com/sand-boxer/sandboxer/internal/halfclose"
+	"github.com/sand-boxer/sandboxer/internal/upload"
 )
 
 // ClientOptions say how to reach an agent. One of Dial and BaseURL is needed.
@@ -81,7 +82,13 @@ func NewClient(o ClientOptions) *Client {
 		// HTTP/1.1, because a stream on a connection of its own needs no windows: output
 		// flows three times as fast as over HTTP/2.
 		c.owned = &http.Transport{
-			DialContext:         func(ctx context.Context, _, _ string) (net.Conn, error) { return o.Dial(ctx) },
+			DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+				conn, err := o.Dial(ctx)
+				if err != nil {
+					return nil, err
+				}
+				return upload.Conn(conn), nil
+			},
 			DisableCompression:  true,
 			MaxIdleConnsPerHost: cmp.Or(o.IdleConns, idleConns),
 			IdleConnTimeout:     cmp.Or(o.IdleTime, time.Minute),
@@ -167,7 +174,7 @@ func (c *Client) decorate(h http.Header) {
 
 // do sends a plain request and turns an answer that is no success into an error. It is
 // given up when nothing moves; who reads an answer that should be small bounds ctx.
-func (c *Client) do(ctx context.Context, method, path string, query url.Values, header http.Header, body *upload, size int64) (_ *http.Response, err error) {
+func (c *Client) do(ctx context.Context, method, path string, query url.Values, header http.Header, body *content, size int64) (_ *http.Response, err error) {
 	if c.opts.User != "" && !query.Has("username") {
 		query.Set("username", c.opts.User)
 	}
@@ -178,12 +185,13 @@ func (c *Client) do(ctx context.Context, method, path string, query url.Values, 
 			cancel(nil)
 		}
 	}()
-	var content io.Reader
+	var sent io.Reader
 	if body != nil {
 		body.still = still
-		content = body
+		body.sent, ctx = upload.New(ctx, body)
+		sent = body.sent
 	}
-	r, err := http.NewRequestWithContext(ctx, method, c.base+path+"?"+query.Encode(), content)
+	r, err := http.NewRequestWithContext(ctx, method, c.base+path+"?"+query.Encode(), sent)
 	if err != nil {
 		return nil, sandboxer.E(sandboxer.Internal, err, "cannot make a request to the agent")
 	}
@@ -361,7 +369,7 @@ func (c *Client) Init(ctx context.Context, s Settings) error {
 	ctx, cancel := within(ctx, c.wait.answer)
 	defer cancel()
 	res, err := c.do(ctx, http.MethodPost, "/init", url.Values{}, http.Header{"Content-Type": {"application/json"}},
-		&upload{r: bytes.NewReader(b)}, int64(len(b)))
+		&content{r: bytes.NewReader(b)}, int64(len(b)))
 	if err != nil {
 		return err
 	}

@@ -19,6 +19,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	pb "github.com/sand-boxer/sandboxer/agent/proto/filesystem"
+	"github.com/sand-boxer/sandboxer/internal/upload"
 )
 
 // ReadFile opens a file; see sandboxer.Filer. A transfer that breaks off is an error
@@ -37,10 +38,10 @@ func (c *Client) WriteFile(ctx context.Context, name string, mode fs.FileMode, r
 		"Content-Type": {"application/octet-stream"},
 		modeHeader:     {strconv.FormatUint(uint64(unixMode(mode)), 8)},
 	}
-	body := &upload{r: r}
+	body := &content{r: r}
 	res, err := c.do(ctx, http.MethodPost, "/files", url.Values{"path": {name}}, h, body, sizeOf(r))
-	if body.err != nil && ctx.Err() == nil {
-		return sandboxer.E(sandboxer.KindOf(body.err), body.err, "the new content of %s could not be read", name)
+	if failed := body.err(); failed != nil && ctx.Err() == nil {
+		return sandboxer.E(sandboxer.KindOf(failed), failed, "the new content of %s could not be read", name)
 	}
 	if err != nil {
 		return err
@@ -49,23 +50,28 @@ func (c *Client) WriteFile(ctx context.Context, name string, mode fs.FileMode, r
 	return res.Body.Close()
 }
 
-// An upload remembers why its source failed, to tell that from a failure of the wire.
-type upload struct {
+// A content is what a caller gives the agent.
+type content struct {
 	r     io.Reader
-	err   error
 	still *stillness
 	given int // by the last Read, which the agent is to take
+	sent  *upload.Body
 }
 
-func (u *upload) Read(p []byte) (int, error) {
-	u.still.ours(u.given)
-	n, err := u.r.Read(p)
-	u.given = n
-	u.still.agents()
-	if err != nil && !errors.Is(err, io.EOF) {
-		u.err = err
-	}
+func (c *content) Read(p []byte) (int, error) {
+	c.still.ours(c.given)
+	n, err := c.r.Read(p)
+	c.given = n
+	c.still.agents()
 	return n, err
+}
+
+// err is why the caller's reader failed, to tell that from a failure of the wire.
+func (c *content) err() error {
+	if c.sent == nil { // nothing of it was asked for
+		return nil
+	}
+	return c.sent.Err()
 }
 
 // sizeOf is how much r will give, where that is known; else -1.
@@ -300,10 +306,10 @@ func (c *Client) Unarchive(ctx context.Context, dir string, r io.Reader) error {
 	if err := c.empty(ctx, dir); err != nil {
 		return noArchives(err)
 	}
-	body := &upload{r: r}
+	body := &content{r: r}
 	res, err := c.do(ctx, http.MethodPut, archivePath, url.Values{"path": {dir}}, http.Header{"Content-Type": {"application/x-tar"}}, body, -1)
-	if body.err != nil && ctx.Err() == nil {
-		return sandboxer.E(ownKind(body.err, sandboxer.Invalid), body.err, "the archive for %s could not be read", archived(dir))
+	if failed := body.err(); failed != nil && ctx.Err() == nil {
+		return sandboxer.E(ownKind(failed, sandboxer.Invalid), failed, "the archive for %s could not be read", archived(dir))
 	}
 	if err != nil {
 		return err

@@ -25,6 +25,7 @@ import (
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/upload"
 )
 
 // Options tune a Client; the zero value works.
@@ -70,7 +71,7 @@ func New(rawURL string, opts Options) (*Client, error) {
 	c := &Client{shown: u.Redacted(), opts: opts, http: opts.HTTP}
 	tr := &http.Transport{
 		Proxy:                 http.ProxyFromEnvironment,
-		DialContext:           (&net.Dialer{Timeout: 10 * time.Second}).DialContext,
+		DialContext:           uploading((&net.Dialer{Timeout: 10 * time.Second}).DialContext),
 		MaxIdleConnsPerHost:   64,
 		IdleConnTimeout:       90 * time.Second,
 		TLSHandshakeTimeout:   10 * time.Second,
@@ -82,10 +83,10 @@ func New(rawURL string, opts Options) (*Client, error) {
 	case u.Scheme == "unix" && u.Host == "" && filepath.IsAbs(u.Path):
 		sock := u.Path
 		tr.Proxy = nil
-		tr.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
+		tr.DialContext = uploading(func(ctx context.Context, _, _ string) (net.Conn, error) {
 			var d net.Dialer
 			return d.DialContext(ctx, "unix", sock)
-		}
+		})
 		c.base = "http://localhost"
 		c.http = nil
 	case (u.Scheme == "http" || u.Scheme == "https") && u.Host != "" && u.User == nil:
@@ -99,6 +100,17 @@ func New(rawURL string, opts Options) (*Client, error) {
 		c.http = &http.Client{Transport: tr, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 	}
 	return c, nil
+}
+
+// uploading makes connections whose end is that of what is uploaded over them.
+func uploading(dial func(ctx context.Context, network, addr string) (net.Conn, error)) func(ctx context.Context, network, addr string) (net.Conn, error) {
+	return func(ctx context.Context, network, addr string) (net.Conn, error) {
+		conn, err := dial(ctx, network, addr)
+		if err != nil {
+			return nil, err
+		}
+		return upload.Conn(conn), nil
+	}
 }
 
 func badURL(s string) error {
@@ -601,18 +613,22 @@ func (c *Client) once(ctx context.Context, q call, body []byte) (*http.Response,
 		return nil, err
 	}
 	var r io.Reader
-	switch {
+	var sent *upload.Body
+	inner := ctx
+	switch l, ok := q.raw.(interface{ Len() int }); {
+	case ok && l.Len() == 0:
+		r = http.NoBody
 	case q.raw != nil:
-		// net/http would close a reader that is a Closer; it is the caller's.
-		r = struct{ io.Reader }{q.raw}
-		if l, ok := q.raw.(interface{ Len() int }); ok && l.Len() == 0 {
-			r = http.NoBody
-		}
+		sent, inner = upload.New(ctx, q.raw)
+		r = sent
 	case body != nil:
 		r = bytes.NewReader(body)
 	}
-	req, err := http.NewRequestWithContext(ctx, q.method, c.base+q.path, r)
+	req, err := http.NewRequestWithContext(inner, q.method, c.base+q.path, r)
 	if err != nil {
+		if sent != nil {
+			sent.Close()
+		}
 		return nil, sandboxer.E(sandboxer.Invalid, err, "the request cannot be made")
 	}
 	req.URL.RawQuery = q.query.Encode()
@@ -627,6 +643,13 @@ func (c *Client) once(ctx context.Context, q call, body []byte) (*http.Response,
 	}
 	resp, err := c.http.Do(req)
 	if err != nil {
+		if sent != nil && sent.Err() != nil && ctx.Err() == nil {
+			kind := sandboxer.Invalid
+			if e := (*sandboxer.Error)(nil); errors.As(sent.Err(), &e) {
+				kind = e.Kind
+			}
+			return nil, sandboxer.E(kind, sent.Err(), "what was to be sent could not be read")
+		}
 		return nil, c.unreachable(ctx, q, err)
 	}
 	if resp.StatusCode >= 300 {

@@ -197,6 +197,12 @@ func (s *suite) files(t *testing.T) {
 		}
 	})
 
+	t.Run("a silent source does not hold a call that is over", func(t *testing.T) {
+		silence(t, func(ctx context.Context, r io.Reader) error {
+			return sb.b.WriteFile(ctx, sb.h, dir(t)+"/f", 0o644, r)
+		}, noise(100_000))
+	})
+
 	t.Run("stat", func(t *testing.T) {
 		d := dir(t)
 		write(t, d+"/f", "12345")
@@ -549,4 +555,25 @@ target" odd`, d)
 		wantKind(t, sb.b.MoveFile(ctx(t), h, f, f+"2"), "MoveFile", sandboxer.NotFound)
 		wantKind(t, sb.b.RemoveFile(ctx(t), h, f), "RemoveFile", sandboxer.NotFound)
 	})
+}
+
+// silence cancels a call that takes what r has while r says nothing more.
+func silence(t *testing.T, call func(ctx context.Context, r io.Reader) error, beginning []byte) {
+	t.Helper()
+	r, w := io.Pipe()
+	defer w.Close()
+	c, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	go func() {
+		_, _ = w.Write(beginning)
+		cancel()
+	}()
+	done := make(chan error, 1)
+	go func() { done <- call(c, r) }()
+	select {
+	case err := <-done:
+		wantKind(t, err, "a call that is canceled while its source is silent", sandboxer.Canceled)
+	case <-time.After(time.Minute):
+		t.Error("a call that is canceled goes on for as long as its source is silent")
+	}
 }

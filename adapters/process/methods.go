@@ -62,12 +62,17 @@ func (e *extension) begin(ctx context.Context, method string, params any) (*prot
 // error of work's that is the broker's own, mine, ends the request and is what the caller gets, unless the extension
 // was sent it and has an answer. What the broker still has to send is not
 // waited for when the extension says that it is done.
-func (e *extension) along(ctx context.Context, method string, params, result any, sends bool, work func(s *protocol.Stream) (mine, theirs error)) error {
+func (e *extension) along(ctx context.Context, method string, params, result any, sends bool, work func(s *protocol.Stream) (mine, theirs error)) (err error) {
 	l, err := e.super.link(ctx)
 	if err != nil {
 		return sandboxer.Untouched(err)
 	}
 	outer := ctx
+	defer func() { // the stream that ends with ctx may be what the extension tells of
+		if k := sandboxer.KindOf(outer.Err()); err != nil && outer.Err() != nil && sandboxer.KindOf(err) != k {
+			err = sandboxer.E(k, err, "%s was given up", method)
+		}
+	}()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	token := protocol.NewToken()

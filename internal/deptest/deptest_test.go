@@ -37,8 +37,8 @@ const module = "github.com/sand-boxer/sandboxer"
 // it together.
 var arrows = map[string][]string{
 	".":                    {},
-	"api":                  {"."},
-	"agent":                {".", "agent/proto/...", "internal/halfclose", "internal/procs", "internal/safetar"},
+	"api":                  {".", "internal/upload"},
+	"agent":                {".", "agent/proto/...", "internal/halfclose", "internal/procs", "internal/safetar", "internal/upload"},
 	"agent/proto":          {},
 	"extension":            {".", "internal/catalog", "internal/halfclose", "internal/protocol"},
 	"extensiontest":        {".", "internal/backend"},
@@ -73,6 +73,7 @@ var arrows = map[string][]string{
 	"internal/confine":           {},
 	"internal/egress":            {".", "internal/strictjson"},
 	"internal/egress/gateway":    {"internal/egress", "internal/strictjson", "internal/usernet", "internal/usernet/tap"},
+	"internal/upload":            {"internal/halfclose"},
 	"internal/usernet":           {".", "internal/halfclose"},
 	"internal/usernet/tap":       {"internal/namespaces", "internal/usernet"},
 	"internal/procs":             {},
