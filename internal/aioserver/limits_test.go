@@ -37,7 +37,7 @@ func (s *stub) Awake(ctx context.Context, _ string) error {
 
 func (s *stub) Exec(ctx context.Context, ref string, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
 	if strings.Contains(cmd.Args[len(cmd.Args)-1], "command -v bash") {
-		io.WriteString(cmd.Stdout, "bash\n")
+		io.WriteString(cmd.Stdout, "/bin/bash\n")
 		return sandboxer.Exit{}, nil
 	}
 	s.alive.Add(1)
