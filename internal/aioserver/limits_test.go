@@ -125,6 +125,22 @@ func TestLimitsBeginAwake(t *testing.T) {
 	})
 }
 
+// Who asked for a command that the memory limit killed is told so, besides its code.
+func TestKilledForMemory(t *testing.T) {
+	a, _ := stubAPI(t, func(_ context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
+		io.WriteString(cmd.Stdout, "part\n")
+		return sandboxer.Exit{Code: 137, Signal: "KILL", OOMKilled: true}, nil
+	})
+	defer a.s.Close()
+	const said = "sandboxer: killed for its use of memory: the sandbox has a limit\n"
+	if r := a.bash(`{"command":"x"}`); r.Stdout != "part\n" || r.Stderr != said || *r.ExitCode != 137 {
+		t.Errorf("bash: %+v", r)
+	}
+	if r := a.shell(`{"command":"x"}`); r.Output != "part\n"+said || *r.ExitCode != 137 {
+		t.Errorf("shell: %+v", r)
+	}
+}
+
 // Of two limits of one wait the shorter counts.
 func TestShellWaitLimits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
