@@ -287,3 +287,47 @@ func TestAtTheProcessLimit(t *testing.T) {
 		t.Errorf("capabilities: %q", out.String())
 	}
 }
+
+// TestCommandWhileFrozen has the caller of a command leave while the sandbox is frozen: he does not wait
+// until it is thawed, and then the command is gone.
+func TestCommandWhileFrozen(t *testing.T) {
+	e := openTest(t)
+	h := up(t, e, sandboxer.Spec{})
+	b, err := e.of(h)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.pulse.mu.Lock()
+	b.pulse.every = time.Hour // by which who cannot be killed is given up
+	b.pulse.mu.Unlock()
+	ctx, leave := context.WithCancel(t.Context())
+	defer leave()
+	began, said := io.Pipe()
+	defer began.Close()
+	left := make(chan error, 1)
+	go func() {
+		_, err := e.Exec(ctx, h, sandboxer.Cmd{Args: []string{"sh", "-c", "echo began; exec sleep 1234567"}, Stdout: said})
+		left <- err
+	}()
+	if _, err := io.ReadFull(began, make([]byte, len("began\n"))); err != nil {
+		t.Fatal(err)
+	}
+	if err := e.Pause(t.Context(), h); err != nil {
+		t.Fatal(err)
+	}
+	leave()
+	select {
+	case err := <-left:
+		if err == nil {
+			t.Error("the command ended well")
+		}
+	case <-time.After(time.Minute):
+		t.Fatal("the caller who left waits for a frozen sandbox")
+	}
+	if err := e.Resume(t.Context(), h); err != nil {
+		t.Fatal(err)
+	}
+	if got := sh(t, e, h, `i=0; while pgrep -f "^sleep 123456[7]" >/dev/null && [ $((i += 1)) -le 600 ]; do sleep 0.1; done; pgrep -cf "^sleep 123456[7]"; true`); got != "0" {
+		t.Errorf("after the thaw there are %s of the command's processes", got)
+	}
+}

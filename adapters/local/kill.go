@@ -22,7 +22,7 @@ const killTime = time.Minute
 
 // end kills a command and everything it started, and waits until it has ended, but not for
 // long: who cannot get at the sandbox's files, say, can end it no more than begin. In a
-// sandbox that does not respond that is done when it does so again.
+// sandbox that does not respond, or is frozen, that is done when it does so again, or is thawed.
 func (b *liveSandbox) end(mark string, pid int32, ended <-chan outcome) {
 	done := make(chan struct{})
 	go func() {
@@ -40,7 +40,39 @@ func (b *liveSandbox) end(mark string, pid int32, ended <-chan outcome) {
 	}()
 	select {
 	case <-done:
+	case <-b.freeze():
 	case <-time.After(4 * b.pulse.period()):
+	}
+}
+
+// freeze returns what is closed once the sandbox is frozen.
+func (b *liveSandbox) freeze() <-chan struct{} {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.frozen
+}
+
+// setFrozen notes whether the sandbox is frozen. What could not be killed meanwhile is once it is thawed.
+func (b *liveSandbox) setFrozen(on bool) {
+	b.mu.Lock()
+	switch is := isClosed(b.frozen); {
+	case on && !is:
+		close(b.frozen)
+	case is && !on:
+		b.frozen = make(chan struct{})
+	}
+	b.mu.Unlock()
+	if !on && !b.pulse.unresponsive() {
+		b.killOwed()
+	}
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
 	}
 }
 
@@ -61,7 +93,7 @@ func (b *liveSandbox) owe(mark string, pid int32) {
 func (b *liveSandbox) killOwed() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.killing || len(b.owed) == 0 {
+	if b.killing || len(b.owed) == 0 || isClosed(b.frozen) {
 		return
 	}
 	b.killing = true
@@ -73,7 +105,7 @@ func (b *liveSandbox) killOwed() {
 				left = true
 				break
 			}
-			if !left {
+			if !left || isClosed(b.frozen) {
 				b.killing = false
 				b.mu.Unlock()
 				return
@@ -83,7 +115,7 @@ func (b *liveSandbox) killOwed() {
 			err := b.kill(ctx, mark, pid)
 			cancel()
 			b.mu.Lock()
-			if errors.Is(err, errUnresponsive) { // hear calls this again
+			if errors.Is(err, errUnresponsive) || err != nil && isClosed(b.frozen) { // hear, or setFrozen, calls this again
 				b.killing = false
 				b.mu.Unlock()
 				return
@@ -160,6 +192,9 @@ func (b *liveSandbox) killAll(ctx context.Context, batch []*kill) error {
 	case err := <-done:
 		return err
 	case <-time.After(killPatience(len(batch))):
+	}
+	if isClosed(b.freeze()) {
+		return <-done // everybody stands still already, and so does who looks for them
 	}
 	// One after the other: two would stop each other's killers, and the first to be done
 	// would let what the other looks for go on.

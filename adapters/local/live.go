@@ -53,6 +53,8 @@ type liveSandbox struct {
 	owed    map[string]int32 // commands to be killed yet: mark → process ID; guarded by mu
 	killing bool             // that is being done; guarded by mu
 
+	frozen chan struct{} // closed while every task inside stands still (Pause); guarded by mu
+
 	donations *agent.Donations // connections to its agent
 
 	mu  sync.Mutex
@@ -130,7 +132,10 @@ const loadTries = 5
 
 // keep remembers a running sandbox.
 func (e *extension) keep(name string, rec record, c *container.Container) *liveSandbox {
-	b := &liveSandbox{name: name, rec: rec, c: c, ctl: newController(c.Sandbox, name), poll: e.poll, pid: c.SandboxPid(), stopped: e.dir("box", name, "stopped"), starts: make(chan struct{}, startsAtOnce), killers: make(chan struct{}, 2)}
+	b := &liveSandbox{name: name, rec: rec, c: c, ctl: newController(c.Sandbox, name), poll: e.poll, pid: c.SandboxPid(), stopped: e.dir("box", name, "stopped"), starts: make(chan struct{}, startsAtOnce), killers: make(chan struct{}, 2), frozen: make(chan struct{})}
+	if e.frozen(name) != "" {
+		close(b.frozen)
+	}
 	b.pulse = &pulse{ask: b.look, back: func() { e.catchUp(b) }, every: pulseEvery, patience: commandPatience}
 	b.env, b.fuse = c.Spec.Process.Env, rec.Fuse
 	if rec.Claim != "" {

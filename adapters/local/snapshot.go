@@ -657,9 +657,18 @@ func (e *extension) frozen(name string) string {
 
 func (e *extension) setFrozen(name, step string) error {
 	p := e.dir("box", name, "frozen")
+	e.mu.Lock()
+	b := e.boxes[name]
+	e.mu.Unlock()
+	if b != nil && step != "" {
+		b.setFrozen(true)
+	}
 	if step == "" {
 		if err := os.Remove(p); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return diskError(err, "noting that the sandbox runs")
+		}
+		if b != nil {
+			b.setFrozen(false)
 		}
 		return nil
 	}

@@ -13,6 +13,7 @@ import (
 	"net/http/httptest"
 	"net/url"
 	"os"
+	"os/exec"
 	"path"
 	"slices"
 	"strings"
@@ -213,6 +214,10 @@ func TestShellSession(t *testing.T) {
 
 func testShellSession(t *testing.T, shell string) {
 	a := newAPI(t, Options{})
+	shell, err := exec.LookPath(shell)
+	if err != nil {
+		t.Fatal(err)
+	}
 	a.s.mu.Lock()
 	a.s.known[a.sb.ID].shell = shell
 	a.s.mu.Unlock()
@@ -226,6 +231,10 @@ func testShellSession(t *testing.T, shell string) {
 	in("one", "mkdir d; cd d; export A='x y\n\"z\"' B=b")
 	if got := in("one", `printf '%s|%s|' "$A" "$B"; pwd -P; unset B; exit 1`); got != "x y\n\"z\"|b|"+path.Join(a.root, "d")+"\n" {
 		t.Errorf("the next command: %q", got)
+	}
+	in("one", `WAS=$PATH; export WAS PATH=/nowhere`) // which has no shell
+	if got := in("one", `pwd >/dev/null; export PATH="$WAS"; echo back`); got != "back\n" {
+		t.Errorf("with another search path: %q", got)
 	}
 	if got := in("one", `echo "${B-gone}"`); got != "gone\n" {
 		t.Errorf("after unset: %q", got)
@@ -314,6 +323,9 @@ func TestBash(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 	// Neither cd, export nor env is there for the next; exec_dir is. A session that is not known is made.
+	if r := a.bash(`{"command":"echo $PATH","env":{"PATH":"/nowhere"}}`); r.Stdout != "/nowhere\n" {
+		t.Errorf("with a search path without a shell: %+v", r)
+	}
 	a.bash(`{"session_id":"mine","command":"mkdir sub; cd /; export X=1","env":{"A":"secret"}}`)
 	if r := a.bash(`{"session_id":"mine","command":"echo ${A-no}${X-no}; pwd -P"}`); r.Stdout != "nono\n"+a.root+"\n" {
 		t.Errorf("%+v", r)

@@ -37,7 +37,7 @@ func (s *stub) Awake(ctx context.Context, _ string) error {
 
 func (s *stub) Exec(ctx context.Context, ref string, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
 	if strings.Contains(cmd.Args[len(cmd.Args)-1], "command -v bash") {
-		io.WriteString(cmd.Stdout, "bash\n")
+		io.WriteString(cmd.Stdout, "/bin/bash\n")
 		return sandboxer.Exit{}, nil
 	}
 	s.alive.Add(1)
@@ -123,6 +123,22 @@ func TestLimitsBeginAwake(t *testing.T) {
 			t.Errorf("%+v", out.Command)
 		}
 	})
+}
+
+// Who asked for a command that the memory limit killed is told so, besides its code.
+func TestKilledForMemory(t *testing.T) {
+	a, _ := stubAPI(t, func(_ context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
+		io.WriteString(cmd.Stdout, "part\n")
+		return sandboxer.Exit{Code: 137, Signal: "KILL", OOMKilled: true}, nil
+	})
+	defer a.s.Close()
+	const said = "sandboxer: killed for its use of memory: the sandbox has a limit\n"
+	if r := a.bash(`{"command":"x"}`); r.Stdout != "part\n" || r.Stderr != said || *r.ExitCode != 137 {
+		t.Errorf("bash: %+v", r)
+	}
+	if r := a.shell(`{"command":"x"}`); r.Output != "part\n"+said || *r.ExitCode != 137 {
+		t.Errorf("shell: %+v", r)
+	}
 }
 
 // Of two limits of one wait the shorter counts.

@@ -72,7 +72,7 @@ func TestKeptMakesRoom(t *testing.T) {
 	a.s.mu.Unlock()
 	a.bash(commandOf("x"))
 	a.s.mu.Lock()
-	if shell := a.s.known[a.sb.ID].shell; shell != "bash" {
+	if shell := a.s.known[a.sb.ID].shell; shell != "/bin/bash" {
 		t.Errorf("the shell is %q", shell)
 	}
 	a.s.mu.Unlock()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
+	"io"
 	"maps"
 	"net/http"
 	"os"
@@ -440,6 +441,13 @@ func (c *call) start(se *session, spec commandSpec) (*command, error) {
 			if ended, said = state.end(); len(said) > 0 {
 				cmd.out.Write(said)
 			}
+		}
+		if exit.OOMKilled { // which its code alone does not tell
+			said := cmd.err
+			if said == nil {
+				said = cmd.out
+			}
+			io.WriteString(said, "sandboxer: killed for its use of memory: the sandbox has a limit\n")
 		}
 		silence.stop() // which every output begins again
 		if err != nil && cause != nil {

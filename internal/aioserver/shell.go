@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io/fs"
 	"net/http"
+	"path"
 	"strings"
 	"syscall"
 	"time"
@@ -84,7 +85,8 @@ func (c *call) workDir(dir string, strict bool) (string, error) {
 	return "", err
 }
 
-// findShell returns what runs commands in the sandbox.
+// findShell returns what runs commands in the sandbox: where it is, since a session may change by what path programs are found,
+// and has to have a shell for changing that again.
 func (c *call) findShell() (string, error) {
 	s := c.s
 	s.mu.Lock()
@@ -99,13 +101,13 @@ func (c *call) findShell() (string, error) {
 		return shell, nil
 	}
 	out := &printed{most: maxPrinted}
-	x, err := s.opts.Sandboxes.Exec(c.ctx(), c.sb.ID, sandboxer.Cmd{Args: []string{"sh", "-c", "command -v bash >/dev/null 2>&1 && echo bash"}, Stdout: out})
+	x, err := s.opts.Sandboxes.Exec(c.ctx(), c.sb.ID, sandboxer.Cmd{Args: []string{"sh", "-c", "command -v bash || command -v sh"}, Stdout: out})
 	if err != nil {
 		return "", (&command{end: err}).failure()
 	}
 	shell = "sh"
-	if x.Code == 0 && strings.TrimSpace(out.String()) == "bash" {
-		shell = "bash"
+	if at := strings.TrimSuffix(out.String(), "\n"); x.Code == 0 && path.IsAbs(at) && len(at) <= maxPath && !strings.Contains(at, "\n") {
+		shell = at
 	}
 	s.mu.Lock()
 	st.shell = shell

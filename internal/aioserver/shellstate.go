@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"path"
 	"regexp"
 	"strconv"
 	"strings"
@@ -48,10 +49,10 @@ func shellArgs(shell, command string, s script) []string {
 		run += "\nset -- \"$?\"\n" + report + "\nexit \"$1\""
 	}
 	if b.Len() == 0 {
-		return []string{shell, "-c", command}
+		return []string{shell, "-c", command, path.Base(shell)} // as which it speaks of itself
 	}
 	b.WriteString(run)
-	return append([]string{shell, "-c", b.String(), shell}, args...)
+	return append([]string{shell, "-c", b.String(), path.Base(shell)}, args...)
 }
 
 // maxReport bounds what a shell says of itself.

@@ -135,6 +135,16 @@ func decodeCreate(data []byte) (o order, contract *int, _ *fault) {
 			return o, nil, mismatch("thread_id", o.thread, threadName.String())
 		}
 	}
+	fields, _ := sent.(map[string]any)
+	items, _ := fields["extra_mounts"].([]any)
+	for i, item := range items {
+		mount, _ := item.(map[string]any)
+		for _, name := range []string{"host_path", "container_path"} {
+			if mount[name] == nil {
+				return o, nil, &fault{"missing", []any{"body", "extra_mounts", i, name}, "Field required", item}
+			}
+		}
+	}
 	for _, lark := range []struct {
 		name   string
 		wanted bool

@@ -171,6 +171,7 @@ func TestAPI(t *testing.T) {
 		{422, `{"sandbox_id":"a","extra_mounts":[{},7]}`, `{"detail":[{"type":"model_attributes_type","loc":["body","extra_mounts",1],"msg":"Input should be a valid dictionary or object to extract fields from","input":7}]}`},
 		{422, `{"sandbox_id":"a","extra_mounts":[{},{"host_path":7}]}`, `{"detail":[{"type":"string_type","loc":["body","extra_mounts",1,"host_path"],"msg":"Input should be a valid string","input":7}]}`},
 		{422, `{"sandbox_id":"a"} x`, ""},
+		{422, `{"sandbox_id":"a","extra_mounts":[{"host_path":"/x"}]}`, `{"detail":[{"type":"missing","loc":["body","extra_mounts",0,"container_path"],"msg":"Field required","input":{"host_path":"/x"}}]}`},
 		{422, `{"thread_id":"t"}`, `{"detail":[{"type":"missing","loc":["body","sandbox_id"],"msg":"Field required","input":{"thread_id":"t"}}]}`},
 		{422, `{"sandbox_id":"a","thread_id":"a b"}`, `{"detail":[{"type":"string_pattern_mismatch","loc":["body","thread_id"],"msg":"String should match pattern '^[A-Za-z0-9_-]{1,64}$'","input":"a b"}]}`},
 		{422, `{"sandbox_id":"a","user_id":"../x"}`, `{"detail":[{"type":"string_pattern_mismatch","loc":["body","user_id"],"msg":"String should match pattern '^[A-Za-z0-9_\\-]+$'","input":"../x"}]}`},
