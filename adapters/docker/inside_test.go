@@ -370,12 +370,13 @@ func TestImages(t *testing.T) {
 }
 
 // TestImageThatHoldsUp: an image whose files of users an engine would read without an end, or at the machine's devices, is refused
-// before the engine does; with it, neither the create nor any teardown would ever return.
+// before the engine does; with it, neither the create nor any teardown would ever return. So is one with a link on the way to the agent.
 func TestImageThatHoldsUp(t *testing.T) {
 	pipe, device := tar.Header{Typeflag: tar.TypeFifo, Mode: 0o644}, tar.Header{Typeflag: tar.TypeChar, Mode: 0o666, Devmajor: 1, Devminor: 5}
 	link := tar.Header{Typeflag: tar.TypeSymlink, Mode: 0o777, Linkname: "../pipe"}
 	images := map[string]map[string]tar.Header{
 		"passwd a pipe": {"etc/passwd": pipe}, "group a pipe": {"etc/group": pipe}, "a device": {"etc/passwd": device}, "by a link": {"etc/passwd": link, "pipe": pipe},
+		"the agent by a link": {".sandboxer": {Typeflag: tar.TypeSymlink, Mode: 0o777, Linkname: "/opt"}, "opt/": {Typeflag: tar.TypeDir, Mode: 0o755}},
 	}
 	for name, start := range engines {
 		t.Run(name, func(t *testing.T) {
@@ -412,7 +413,7 @@ func TestImageThatHoldsUp(t *testing.T) {
 					ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 					_, err := e.Provision(ctx, s)
 					cancel()
-					if sandboxer.KindOf(err) != sandboxer.Failed || !strings.Contains(sandboxer.Message(err), "is no file") {
+					if sandboxer.KindOf(err) != sandboxer.Failed || !strings.Contains(sandboxer.Message(err), " of the image is ") {
 						t.Fatalf("%s: %v", what, err)
 					}
 				}

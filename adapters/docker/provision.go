@@ -581,6 +581,14 @@ func (e *extension) fill(ctx context.Context, c *agent.Client, b *box, m made, s
 	if err := e.began(ctx, c, b); err != nil {
 		return err
 	}
+	// Where a link of the image leads to the agent, who is root inside could put another program in its place, which the engine then runs
+	// to reach the agent.
+	switch at, err := c.StatFile(ctx, agentDir); {
+	case err != nil:
+		return err
+	case !at.Mode.IsDir():
+		return sandboxer.E(sandboxer.Failed, nil, "%s of the image is a symbolic link, and the agent has to be at a place that stays", agentDir).WithHint("use another image")
+	}
 	if err := e.isolated(ctx, c, b.host, spec); err != nil {
 		return err
 	}
