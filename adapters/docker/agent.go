@@ -266,6 +266,9 @@ func (e *extension) bringAgent(ctx context.Context, h *host, p program.Program, 
 			err = errors.Join(err, rerr)
 		}
 	}()
+	if err := h.startable(ctx, id, image, false); err != nil {
+		return none, err
+	}
 	if !e.hasAgent(ctx, h, id, p.Digest) || !e.hasEtc(ctx, h, id) {
 		data, err := os.ReadFile(p.Path)
 		if err != nil {

@@ -27,7 +27,12 @@ type host struct {
 	mu     sync.Mutex
 	known  *engine.Info
 	looked time.Time
+	// startables are images, by ID, that were looked at (startable).
+	startables map[string]bool
 }
+
+// maxStartables is how many of them are remembered.
+const maxStartables = 1000
 
 // dialTime bounds the making of one connection.
 const dialTime = 15 * time.Second

@@ -369,6 +369,60 @@ func TestImages(t *testing.T) {
 	}
 }
 
+// TestImageThatHoldsUp: an image whose files of users an engine would read without an end, or at the machine's devices, is refused
+// before the engine does; with it, neither the create nor any teardown would ever return. So is one with a link on the way to the agent.
+func TestImageThatHoldsUp(t *testing.T) {
+	pipe, device := tar.Header{Typeflag: tar.TypeFifo, Mode: 0o644}, tar.Header{Typeflag: tar.TypeChar, Mode: 0o666, Devmajor: 1, Devminor: 5}
+	link := tar.Header{Typeflag: tar.TypeSymlink, Mode: 0o777, Linkname: "../pipe"}
+	images := map[string]map[string]tar.Header{
+		"passwd a pipe": {"etc/passwd": pipe}, "group a pipe": {"etc/group": pipe}, "a device": {"etc/passwd": device}, "by a link": {"etc/passwd": link, "pipe": pipe},
+		"the agent by a link": {".sandboxer": {Typeflag: tar.TypeSymlink, Mode: 0o777, Linkname: "/opt"}, "opt/": {Typeflag: tar.TypeDir, Mode: 0o755}},
+	}
+	for name, start := range engines {
+		t.Run(name, func(t *testing.T) {
+			en := start(t)
+			o := en.options(t, "holdsup")
+			e := o.opened(t)
+			defer e.PruneCaches(context.WithoutCancel(t.Context()), "")
+			for what, files := range images {
+				var packed bytes.Buffer
+				w := tar.NewWriter(&packed)
+				for name, head := range files {
+					head.Name = name
+					if err := w.WriteHeader(&head); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if err := w.Close(); err != nil {
+					t.Fatal(err)
+				}
+				layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(packed.Bytes())), nil })
+				if err != nil {
+					t.Fatal(err)
+				}
+				img, err := mutate.AppendLayers(empty.Image, layer)
+				if err != nil {
+					t.Fatal(err)
+				}
+				file := t.TempDir() + "/saved.tar"
+				if err := tarball.WriteToFile(file, mustTag(t, "holds:1"), img); err != nil {
+					t.Fatal(err)
+				}
+				s := order("holdsup", o, func(s *sandboxer.Spec) { s.Image = "tar:" + file })
+				for range 2 { // what was looked at once, too
+					ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+					_, err := e.Provision(ctx, s)
+					cancel()
+					if sandboxer.KindOf(err) != sandboxer.Failed || !strings.Contains(sandboxer.Message(err), " of the image is ") {
+						t.Fatalf("%s: %v", what, err)
+					}
+				}
+			}
+			nothingLeft(t, o)
+		})
+	}
+}
+
 // TestPublic: a sandbox with the mode public has the engine's network, where the operator says so, and
 // otherwise it is refused.
 func TestPublic(t *testing.T) {

@@ -227,6 +227,9 @@ func (e *extension) show(ctx context.Context, h *host, key, name string, c engin
 		return nil, err
 	}
 	uid, gid, err := func() (int, int, error) {
+		if err := h.startable(ctx, look, c.Image, false); err != nil {
+			return 0, 0, err
+		}
 		for _, s := range sources {
 			if err := e.targetFits(ctx, h, look, s, sources); err != nil {
 				return 0, 0, err
@@ -269,6 +272,15 @@ func (e *extension) show(ctx context.Context, h *host, key, name string, c engin
 		list = append(list, engine.MountConfig{Type: "bind", Source: mounts.At(place, i), Target: s.Mount.Target, ReadOnly: s.Mount.ReadOnly, BindOptions: &engine.BindOptions{Propagation: "rprivate"}})
 	}
 	return list, nil
+}
+
+// kindOf tells what a file of a container that does not run is, as who runs in it would find it: through a link.
+func (h *host) kindOf(ctx context.Context, container, file string) (fs.FileMode, error) {
+	mode, target, err := h.api.StatFile(ctx, container, file)
+	if err == nil && mode&fs.ModeSymlink != 0 {
+		mode, _, err = h.api.StatFile(ctx, container, target)
+	}
+	return mode, err
 }
 
 // tableOf reads a file of lines with colons out of a container that does not run, as who runs in it would: through a link. Nothing for

@@ -475,6 +475,9 @@ func (e *extension) make(ctx context.Context, h *host, info engine.Info, spec sa
 		}
 		return nil, err
 	}
+	if err := h.startable(ctx, b.container, img.ID, len(sources) > 0); err != nil {
+		return nil, err
+	}
 	err = h.api.ContainerCall(ctx, b.container, "start")
 	if err != nil && ctx.Err() == nil && !e.hasAgent(ctx, h, b.container, prog.Digest) {
 		// The volume is another one than that which was filled: engines tell when one was made to the second.
@@ -501,6 +504,39 @@ func (e *extension) make(ctx context.Context, h *host, info engine.Info, spec sa
 		}
 	}
 	return b, e.complete(ctx, b, m, spec)
+}
+
+// startable refuses, as Failed, a container of which the engine itself would read a file that does not end, or is a device of its machine: it
+// looks users up in the files of containers, when it starts one and when it packs what is in it. Waiting at a named pipe there it neither
+// starts the container nor ever removes it. What an image has stays as it is, so that one look at it is enough, but for what is mounted over it.
+func (h *host) startable(ctx context.Context, container, image string, mounted bool) error {
+	h.mu.Lock()
+	looked := h.startables[image]
+	h.mu.Unlock()
+	if looked && !mounted {
+		return nil
+	}
+	for _, file := range []string{"/etc/passwd", "/etc/group"} {
+		mode, err := h.kindOf(ctx, container, file)
+		if sandboxer.KindOf(err) == sandboxer.NotFound {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		if !mode.IsRegular() && !mode.IsDir() { // which ends with an error
+			return sandboxer.E(sandboxer.Failed, nil, "%s of the image is no file, and the engine %s would read it without an end", file, h.name).WithHint("use another image")
+		}
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if !mounted {
+		if len(h.startables) >= maxStartables || h.startables == nil {
+			h.startables = map[string]bool{}
+		}
+		h.startables[image] = true
+	}
+	return nil
 }
 
 // create makes a container. Whether it was made is known when it returns, whatever becomes of ctx: an engine that
@@ -544,6 +580,14 @@ func (e *extension) complete(ctx context.Context, b *box, m made, spec sandboxer
 func (e *extension) fill(ctx context.Context, c *agent.Client, b *box, m made, spec sandboxer.Spec) error {
 	if err := e.began(ctx, c, b); err != nil {
 		return err
+	}
+	// Where a link of the image leads to the agent, who is root inside could put another program in its place, which the engine then runs
+	// to reach the agent.
+	switch at, err := c.StatFile(ctx, agentDir); {
+	case err != nil:
+		return err
+	case !at.Mode.IsDir():
+		return sandboxer.E(sandboxer.Failed, nil, "%s of the image is a symbolic link, and the agent has to be at a place that stays", agentDir).WithHint("use another image")
 	}
 	if err := e.isolated(ctx, c, b.host, spec); err != nil {
 		return err
