@@ -158,9 +158,9 @@ func goesOnUntil(sb *sandboxer.Sandbox) time.Time {
 func (m *Manager) unfreeze(ctx context.Context, b *backend.Backend, sb *sandboxer.Sandbox) error {
 	until := goesOnUntil(sb)
 	if !sb.Spec.Fuse.IsZero() && b.Can(sandboxer.CanRenew) {
-		// While it stood still it was days ahead, or, where no broker was there for that long, is over.
+		// While it stood still its fuse was days ahead. Where no broker was there for that long, it is over.
 		err := m.step(pRenew, func() error { return b.Renew(ctx, sb.Handle, until.Add(marginOf(sb.Spec.Profile))) })
-		if err != nil && !(sb.Pause.Undo && isKind(err, sandboxer.Invalid)) { // after a failed pause it goes on with the time that it had
+		if err != nil && !sb.Pause.Undo { // after a failed pause its fuse is no earlier than before
 			return err
 		}
 	}
