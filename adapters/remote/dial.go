@@ -108,7 +108,31 @@ func unreached(ctx context.Context, err error, u *url.URL) error {
 	case errors.As(err, &cert):
 		return sandboxer.E(sandboxer.Unavailable, err, "the certificate of %s is not trusted", u.Host).WithHint("name the authority that signed it: ca")
 	}
-	return sandboxer.E(sandboxer.Unavailable, err, "%s does not answer", u)
+	return sandboxer.E(sandboxer.Unavailable, err, "%s does not answer: %s", u, whyUnreached(err))
+}
+
+// whyUnreached says in words of ours why nothing was heard: what came instead is not ours.
+func whyUnreached(err error) string {
+	var dns *net.DNSError
+	var op *net.OpError
+	var plain tls.RecordHeaderError
+	switch {
+	case errors.As(err, &dns) && dns.IsNotFound:
+		return "its name is not known"
+	case errors.As(err, &dns):
+		return "its name cannot be looked up now"
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return "the connection is refused"
+	case errors.Is(err, syscall.EHOSTUNREACH), errors.Is(err, syscall.ENETUNREACH):
+		return "there is no way to its address"
+	case errors.As(err, &plain):
+		return "it speaks no TLS"
+	case errors.As(err, &op) && op.Op == "dial", errors.Is(err, os.ErrDeadlineExceeded):
+		return "there is no connection in time"
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE):
+		return "it closes the connection"
+	}
+	return "what it says is not HTTP, or too long"
 }
 
 // connect opens a connection to the host of u, which is of parseURL, as t would; for https TLS is done.

@@ -323,11 +323,27 @@ func (p *peer) EstimateCost(ctx context.Context, spec sandboxer.Spec, duration t
 
 // Renew implements sandboxer.Renewer.
 func (p *peer) Renew(ctx context.Context, h sandboxer.Handle, until time.Time) error {
-	_, err := use(ctx, p, h, func(ref string) (*api.Sandbox, error) {
-		return p.client.Extend(ctx, ref, api.ExtendSandbox{TTL: ttlUntil(until)})
-	})
+	extend := func(until time.Time) error {
+		_, err := use(ctx, p, h, func(ref string) (*api.Sandbox, error) {
+			return p.client.Extend(ctx, ref, api.ExtendSandbox{TTL: ttlUntil(until)})
+		})
+		return err
+	}
+	err := extend(until)
+	if sandboxer.KindOf(err) != sandboxer.Invalid {
+		return err
+	}
+	// What is paused there is kept for the max_paused of there, which is as long as ours where nobody says otherwise: with
+	// what we add to it, it is too long.
+	if sb, ferr := p.running(ctx, h); ferr == nil && sb.State == sandboxer.Paused && !sb.ExpiresAt.Before(until.Add(-pausedSlack)) {
+		return nil
+	}
 	return err
 }
+
+// pausedSlack is how much earlier than it was asked to what stands still there may be removed. The broker's own
+// deadline is two minutes before that, and the clocks of two machines differ.
+const pausedSlack = 5 * time.Minute
 
 // Capacity implements sandboxer.CapacityReporter.
 func (p *peer) Capacity(ctx context.Context, host string) (sandboxer.HostCapacity, error) {

@@ -1,6 +1,7 @@
 package remote
 
 import (
+	"cmp"
 	"context"
 	"io"
 	"io/fs"
@@ -8,6 +9,7 @@ import (
 	"net"
 	"net/url"
 	"path"
+	"time"
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/api"
@@ -160,7 +162,22 @@ func (p *peer) Resume(ctx context.Context, h sandboxer.Handle) error {
 	if err != nil || sb.State == sandboxer.Running {
 		return err
 	}
-	_, err = use(ctx, p, h, func(ref string) (*api.Sandbox, error) { return p.client.Resume(ctx, ref, api.ResumeSandbox{}) })
+	// There, a life has a deadline of its own, which stands still in a pause. Ours was moved meanwhile: to when that
+	// pause would end.
+	var resume api.ResumeSandbox
+	longest := sandboxer.DefaultMaxPaused
+	switch prof, err := p.client.Profile(ctx, sb.Profile); {
+	case err == nil:
+		longest = cmp.Or(time.Duration(prof.MaxPaused), longest)
+	case sandboxer.KindOf(err) != sandboxer.NotFound:
+		return p.fail(err)
+	}
+	if sb.Pause != nil && sb.ExpiresAt.Before(sb.Pause.At.Add(longest)) {
+		resume.TTL = ttlUntil(sb.ExpiresAt)
+	}
+	_, err = use(ctx, p, h, func(ref string) (*api.Sandbox, error) {
+		return p.client.Resume(ctx, ref, resume)
+	})
 	return err
 }
 

@@ -563,6 +563,40 @@ func TestTwoExtensions(t *testing.T) {
 	}
 }
 
+// What stands still there is kept for as long as a pause of ours lasts, and goes on with the deadline that it was given meanwhile, not with
+// what was left of the one before.
+func TestDeadlineOverPause(t *testing.T) {
+	ctx := t.Context()
+	f := newFar(t)
+	p := opened(t, t.TempDir(), f.config())
+	spec := order("still", nil)
+	spec.Fuse = time.Now().Add(10 * time.Minute)
+	h, err := p.Provision(ctx, spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Teardown(ctx, h)
+	long := time.Now().Add(sandboxer.DefaultMaxPaused + 2*time.Minute)
+	wantKind(t, "Renew of what runs beyond its max_ttl", p.Renew(ctx, h, long), sandboxer.Invalid)
+	if err := p.Pause(ctx, h); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Renew(ctx, h, long); err != nil {
+		t.Fatalf("of what stands still: %v", err)
+	}
+	wantKind(t, "Renew beyond its max_paused", p.Renew(ctx, h, long.Add(time.Hour)), sandboxer.Invalid)
+	until := time.Now().Add(5 * time.Hour)
+	if err := p.Renew(ctx, h, until); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Resume(ctx, h); err != nil {
+		t.Fatal(err)
+	}
+	if sb, err := f.client.Get(ctx, "ours/"+h.Ref); err != nil || sb.State != sandboxer.Running || sb.ExpiresAt.Sub(until).Abs() > 10*time.Minute {
+		t.Errorf("resumed it is %+v, %v; want it running until %s", sb, err, until)
+	}
+}
+
 // A frozen sandbox that goes on after it was saved is an error, and nothing is kept: a pause would lose what it does.
 func TestSnapshotOfFrozen(t *testing.T) {
 	ctx := t.Context()

@@ -312,8 +312,10 @@ func (s *site) WaitReady(ctx context.Context, h sandboxer.Handle) (sandboxer.Rea
 			return sandboxer.Reachability{URL: l.URL, RemoteDir: readHome(said)}, nil
 		case sandboxer.KindOf(err) == sandboxer.Denied:
 			return none, err
-		case until.Err() == nil || last == nil:
+		case until.Err() == nil:
 			last = err
+		case last == nil: // an answer tells more than that there was no time for one
+			last = sandboxer.E(sandboxer.Unavailable, err, "%s has not answered", path)
 		}
 		select {
 		case <-time.After(step):

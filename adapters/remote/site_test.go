@@ -1,9 +1,13 @@
 package remote
 
 import (
+	"bufio"
+	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
@@ -286,6 +290,29 @@ func TestReach(t *testing.T) {
 	}
 }
 
+// speaking returns the URL of what says that to whoever asks, and closes the connection.
+func speaking(t *testing.T, said string) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			if _, err := http.ReadRequest(bufio.NewReader(c)); err == nil {
+				_, _ = io.WriteString(c, said)
+			}
+			c.Close()
+		}
+	}()
+	return "http://" + l.Addr().String()
+}
+
 // A redirect is an answer, and not followed; silence ends in time and proves nothing.
 func TestAnswers(t *testing.T) {
 	ctx := t.Context()
@@ -304,6 +331,19 @@ func TestAnswers(t *testing.T) {
 	}
 	_, err = b.WaitReady(ctx, h)
 	wantKind(t, "WaitReady of what does not answer", err, sandboxer.Unavailable)
+	if said := sandboxer.Message(err); !strings.HasSuffix(said, "http://127.0.0.1:1 does not answer: the connection is refused") {
+		t.Errorf("it says %q", said)
+	}
+	for said, want := range map[string]string{"": "it closes the connection", "\x1b[31mHTTP? no\n\n": "what it says is not HTTP, or too long"} {
+		u, err := url.Parse(speaking(t, said))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, _, err = ask(ctx, &http.Client{Transport: reach{named: true}.transport(nil)}, u, 0)
+		if got := sandboxer.Message(err); !strings.HasSuffix(got, " does not answer: "+want) {
+			t.Errorf("of %q it says %q", said, got)
+		}
+	}
 	if l, err := b.IsAlive(ctx, h); l != sandboxer.Unknown || err == nil {
 		t.Errorf("IsAlive of what does not answer = %s, %v; want unknown", l, err)
 	}

@@ -227,10 +227,16 @@ func (m *Manager) finishPause(ctx context.Context, j *job, sb *sandboxer.Sandbox
 // after which there is no way back.
 func (m *Manager) freezeOrSave(ctx context.Context, b *backend.Backend, sb *sandboxer.Sandbox) (torn bool, err error) {
 	if sb.Pause.Depth == sandboxer.PauseFreeze {
-		if err := m.delayFuse(ctx, b, sb, sb.ExpiresAt); err != nil {
+		// A backend may keep what stands still for longer than what runs: another installation does.
+		err := m.delayFuse(ctx, b, sb, sb.ExpiresAt)
+		later := isKind(err, sandboxer.Invalid)
+		if err != nil && !later {
 			return false, err
 		}
-		return false, m.step(pFreeze, func() error { return b.Pause(ctx, sb.Handle) })
+		if err := m.step(pFreeze, func() error { return b.Pause(ctx, sb.Handle) }); err != nil || !later {
+			return false, err
+		}
+		return false, m.delayFuse(ctx, b, sb, sb.ExpiresAt)
 	}
 	rec, err := m.store.Snapshot(ctx, sb.Pause.Snapshot)
 	if err != nil {
@@ -260,7 +266,8 @@ func (m *Manager) freezeOrSave(ctx context.Context, b *backend.Backend, sb *sand
 // stands still from then on: what happened between the snapshot and the teardown would be lost. An archive
 // is made by what is inside, which must not stand still for it.
 func (m *Manager) savePaused(ctx context.Context, b *backend.Backend, sb *sandboxer.Sandbox, rec *sandboxer.SnapshotRecord) error {
-	if err := m.delayFuse(ctx, b, sb, now().Add(stuckAfter)); err != nil {
+	// What may not live for so long is saved within what it has.
+	if err := m.delayFuse(ctx, b, sb, now().Add(stuckAfter)); err != nil && !isKind(err, sandboxer.Invalid) {
 		return err
 	}
 	if b.Can(sandboxer.CanPause) && (rec.Kind == sandboxer.SnapshotNative || b.Can(sandboxer.CanCheckpoint)) {

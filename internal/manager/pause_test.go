@@ -545,6 +545,40 @@ func TestPauseOnExpiryFails(t *testing.T) {
 	}
 }
 
+// TestPauseKeepsNoLonger: a backend that keeps nothing that runs for as long as a pause may last, as another
+// installation with a max_ttl, freezes it all the same, and saves it; its end is not that of the sandbox.
+func TestPauseKeepsNoLonger(t *testing.T) {
+	for _, depth := range []sandboxer.PauseDepth{sandboxer.PauseFreeze, sandboxer.PauseFiles} {
+		t.Run(string(depth), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := newRig(t, func(s *setup) {
+					quiet(s)
+					s.opts.SweepEvery = 30 * time.Second
+					s.profiles[0].OnTTL, s.profiles[0].PauseDepth = sandboxer.ExpiryPause, depth
+				})
+				sb := r.create(sandboxer.CreateRequest{TTL: time.Minute})
+				r.write(sb.ID, "kept", "as it was")
+				r.world.Inject(fake.Fault{Verb: fake.VerbRenew, Kind: sandboxer.Invalid, Times: 1})
+				time.Sleep(3 * time.Minute)
+				synctest.Wait()
+				got := r.get(sb.ID)
+				if got.State != sandboxer.Paused || got.Pause.Depth != depth {
+					t.Fatalf("it is %s to %q (%s, %s)", got.State, got.Pause.Depth, got.Message, got.LastError)
+				}
+				if depth == sandboxer.PauseFreeze && got.Spec.Fuse.Before(got.ExpiresAt) {
+					t.Errorf("its fuse is %s, and it is kept until %s", got.Spec.Fuse, got.ExpiresAt)
+				}
+				if got = r.resume(sb.ID); got.Spec.Fuse.Before(got.ExpiresAt) || got.Spec.Fuse.After(got.ExpiresAt.Add(time.Hour)) {
+					t.Errorf("resumed, its fuse is %s, and it expires at %s", got.Spec.Fuse, got.ExpiresAt)
+				}
+				r.wantFile(sb.ID, "kept", "as it was")
+				r.destroy(sb.ID)
+				r.clean()
+			})
+		})
+	}
+}
+
 // TestPauseCycles: a hundred pauses lose no write.
 func TestPauseCycles(t *testing.T) {
 	r := newSnapshotRig(t)

@@ -236,7 +236,7 @@ func (e endpoint) get(ctx context.Context, path string) (status int, err error) 
 		resp, err := http.ReadResponse(br, req)
 		var broken net.Error
 		switch {
-		case err == nil && resp.StatusCode >= 200: // others announce that the answer comes
+		case err == nil && (resp.StatusCode >= 200 || resp.StatusCode == http.StatusSwitchingProtocols): // others announce that the answer comes
 			return resp.StatusCode, nil
 		case err == nil:
 		case r.N == maxReadyAnswer || errors.As(err, &broken): // nothing came

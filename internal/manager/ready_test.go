@@ -206,6 +206,7 @@ func TestNotReady(t *testing.T) {
 		"no HTTP":        {at(speaks("\x1b[31mHTTP? \n")), "something that is not HTTP"},
 		"endless header": {at(speaks("HTTP/1.1 200 OK\r\nX: " + strings.Repeat("x", 1<<10))), "not HTTP, or too long"},
 		"endless 1xx":    {at(speaks("HTTP/1.1 103 Early\r\n\r\n")), "not HTTP, or too long"},
+		"another HTTP":   {at(speaks("HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\n\r\n")), "answered 101, and is to answer 200"},
 		"command":        {sandboxer.ReadyCheck{Command: []string{"sh", "-c", "head -c 100000 /dev/zero >&2; printf 'not \\033[31myet' >&2; exit 3"}}, "ended with 3: "},
 		"no command":     {sandboxer.ReadyCheck{Command: []string{"/no/such/command"}}, "ended with 127: "},
 		"command hangs":  {sandboxer.ReadyCheck{Command: []string{"sleep", "1000"}}, "did not end in what was left"},

@@ -122,6 +122,8 @@ func (m *Manager) beginResume(ctx context.Context, j *job, sb *sandboxer.Sandbox
 					m.clearPlace(sb)
 					b, _ := m.backend(sb.Extension) // building it says why there is none
 					sb.Spec.Fuse = firstFuse(b, prof, now(), now().Add(left))
+				} else if b, err := m.backend(sb.Extension); err == nil && b.Can(sandboxer.CanRenew) && !sb.Spec.Fuse.IsZero() {
+					sb.Spec.Fuse = goesOnUntil(sb).Add(marginOf(prof)) // as unfreeze has it; it is moved again should that fail
 				}
 				return nil
 			})
@@ -143,14 +145,24 @@ func (m *Manager) beginResume(ctx context.Context, j *job, sb *sandboxer.Sandbox
 	return m.build(ctx, j, sb)
 }
 
-// unfreeze lets the frozen object of sb go on.
-func (m *Manager) unfreeze(ctx context.Context, b *backend.Backend, sb *sandboxer.Sandbox) error {
+// goesOnUntil is until when sb, that goes on now where it stood still, is to be kept at first.
+func goesOnUntil(sb *sandboxer.Sandbox) time.Time {
 	until := now().Add(sb.Pause.Left)
 	if soon := now().Add(sb.Spec.Profile.Idle + fuseStep); sb.LivesByUse() && soon.Before(until) {
 		until = soon
 	}
-	if err := m.delayFuse(ctx, b, sb, until); err != nil {
-		return err
+	return until
+}
+
+// unfreeze lets the frozen object of sb go on.
+func (m *Manager) unfreeze(ctx context.Context, b *backend.Backend, sb *sandboxer.Sandbox) error {
+	until := goesOnUntil(sb)
+	if !sb.Spec.Fuse.IsZero() && b.Can(sandboxer.CanRenew) {
+		// While it stood still its fuse was days ahead. Where no broker was there for that long, it is over.
+		err := m.step(pRenew, func() error { return b.Renew(ctx, sb.Handle, until.Add(marginOf(sb.Spec.Profile))) })
+		if err != nil && !sb.Pause.Undo { // after a failed pause its fuse is no earlier than before
+			return err
+		}
 	}
 	if !b.Can(sandboxer.CanPause) {
 		return nil // it was never frozen
