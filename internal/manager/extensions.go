@@ -34,6 +34,7 @@ type extension struct {
 	probed      *time.Time    // guarded by survey: when all it lists was last probed
 	unlisted    *bool         // guarded by survey: its last listing failed
 	surveyed    *atomic.Bool  // it was listed since the start
+	surveys     *surveyLog    // guarded by survey
 }
 
 func newExtension(e Extension, opts Options) *extension {
@@ -49,6 +50,7 @@ func newExtension(e Extension, opts Options) *extension {
 		probed:      new(time.Time),
 		unlisted:    new(bool),
 		surveyed:    new(atomic.Bool),
+		surveys:     new(surveyLog),
 	}
 }
 

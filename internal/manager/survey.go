@@ -3,6 +3,7 @@ package manager
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
@@ -32,10 +33,32 @@ func (m *Manager) surveyAll(t *tracker, again bool) {
 				return
 			}
 			defer func() { <-e.survey }()
-			if err := m.surveyOne(m.ctx, t, e); err != nil && m.ctx.Err() == nil {
-				m.log.Warn("survey", "extension", e.Info.ID, "err", err)
+			if err := m.surveyOne(m.ctx, t, e); m.ctx.Err() == nil {
+				e.surveys.note(m.log, e.Info.ID, err)
 			}
 		})
+	}
+}
+
+// surveyLogEvery is how often the log says that an extension still cannot be surveyed for the same kind of reason. An engine that is not there
+// would fill it otherwise: surveys follow each other by seconds.
+const surveyLogEvery = 10 * time.Minute
+
+// surveyLog is what the log was last told of an extension's surveys.
+type surveyLog struct {
+	failed sandboxer.Kind // empty: the last one was well
+	at     time.Time
+}
+
+func (l *surveyLog) note(log *slog.Logger, extension string, err error) {
+	switch {
+	case err == nil && l.failed != "":
+		*l = surveyLog{}
+		log.Info("survey is well again", "extension", extension)
+	case err == nil:
+	case sandboxer.KindOf(err) != l.failed || now().Sub(l.at) >= surveyLogEvery:
+		*l = surveyLog{failed: sandboxer.KindOf(err), at: now()}
+		log.Warn("survey", "extension", extension, "err", err)
 	}
 }
 

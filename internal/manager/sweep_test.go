@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"iter"
+	"log/slog"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -545,6 +547,35 @@ func TestSweepOfAPart(t *testing.T) {
 		}
 		if sb := r.get(unseen.ID); sb.State != sandboxer.Running || !sb.AbsentSince.IsZero() {
 			t.Errorf("what was not listed is %s, absent since %v", sb.State, sb.AbsentSince)
+		}
+	})
+}
+
+// TestSurveyLog: an extension that cannot be surveyed is told of once in ten minutes, and when that is over.
+func TestSurveyLog(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log strings.Builder
+		r := newRig(t, func(s *setup) {
+			s.opts.Log = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelInfo}))
+			s.opts.SweepEvery = 5 * time.Second
+		})
+		said := func(what string) int {
+			synctest.Wait()
+			return strings.Count(log.String(), what)
+		}
+		r.world.Inject(fake.Fault{Verb: fake.VerbList, Kind: sandboxer.Unavailable})
+		time.Sleep(9 * time.Minute)
+		if n := said("msg=survey "); n != 1 {
+			t.Errorf("in nine minutes it is told of %d times:\n%s", n, log.String())
+		}
+		time.Sleep(2 * time.Minute)
+		if n := said("msg=survey "); n != 2 {
+			t.Errorf("after eleven minutes it was told of %d times", n)
+		}
+		r.world.Forgive()
+		time.Sleep(time.Minute)
+		if n := said("survey is well again"); n != 1 {
+			t.Errorf("its end is told of %d times:\n%s", n, log.String())
 		}
 	})
 }
