@@ -458,6 +458,8 @@ func TestBadInput(t *testing.T) {
 		{"GET", "/v1/sandboxes?label=x", "", 400, `the label "x" is not of the form key=value`, ""},
 		{"GET", "/v1/sandboxes?cursor=zzz", "", 400, `cursor`, ""},
 		{"GET", "/v1/sandboxes?profil=x", "", 400, `"profil" is not a query parameter of GET /v1/sandboxes`, `did you mean "profile"?`},
+		{"GET", "/v1/sandboxes?thread=a&thread=b", "", 400, `the query parameter "thread" is given 2 times, and has one value`, ""},
+		{"GET", "/v1/sandboxes?thread_user=a", "", 400, `thread_user is given without a thread`, ""},
 		{"GET", "/v1/sandboxes/zzzzzzzz", "", 404, `"zzzzzzzz"`, ""},
 		{"GET", "/v1/sandboxes/" + strings.Repeat("z", 300), "", 400, `path parameter "id": expected length <= 256`, ""},
 		{"GET", at + "?wait=gone", "", 400, `expected value to be one of`, ""},

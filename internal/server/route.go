@@ -102,6 +102,13 @@ func (m mount) Handle(op *huma.Operation, handler func(huma.Context)) {
 	access, _ := op.Metadata["access"].(edge.Access)
 	quiet, _ := op.Metadata["quiet"].(bool)
 	m.s.mux.Handle(edge.Route{Pattern: op.Method + " " + op.Path, Access: access, Quiet: quiet, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		q := r.URL.Query()
+		for _, p := range op.Parameters { // of which huma would take the first
+			if p.In == "query" && p.Schema.Type != huma.TypeArray && len(q[p.Name]) > 1 {
+				edge.Fail(w, r, sandboxer.E(sandboxer.Invalid, nil, "the query parameter %q is given %d times, and has one value", p.Name, len(q[p.Name])))
+				return
+			}
+		}
 		handler(&humaCall{humaContext: humago.NewContext(op, r, w)})
 	})})
 }

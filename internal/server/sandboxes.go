@@ -102,7 +102,10 @@ func (s *Server) list(ctx context.Context, in *inList) (*reply[api.List[api.Sand
 	if len(q.States) == 0 {
 		q.States = liveStates()
 	}
-	if in.Thread != "" || in.User != "" {
+	if in.User != "" && in.Thread == "" {
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "thread_user is given without a thread").WithHint("a user has many threads: name one of them, too")
+	}
+	if in.Thread != "" {
 		id, err := sandboxer.Thread{User: in.User, ID: in.Thread}.SandboxID()
 		if err != nil {
 			return nil, err
