@@ -82,8 +82,8 @@ func (e *extension) connect(ctx context.Context, h *host, c *agentClient) (net.C
 	if err != nil {
 		return nil, err
 	}
-	info, err := h.look(within)
-	if err == nil && info.Podman {
+	podman, err := h.podman(within)
+	if podman {
 		var file string
 		if file, err = h.endless(within, c.container); file != "" {
 			err = sandboxer.E(sandboxer.Failed, nil, "root inside the sandbox has made %s something that is no file, and the engine %s would read it without an end", file, h.name).
