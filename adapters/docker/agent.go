@@ -12,6 +12,7 @@ import (
 	"net"
 	"os"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
@@ -34,12 +35,17 @@ const (
 	agentIdle = time.Minute
 	// agentDials is how many connections to one agent are opened at once; further calls wait.
 	agentDials = 8
+	// connectTime is how long a connection may take to come.
+	connectTime = time.Minute
+	// maxHung is how many of one sandbox may not have come, beside those under way. Each leaves a thread of the engine waiting for good.
+	maxHung = 3
 )
 
 // An agentClient is kept for the next calls.
 type agentClient struct {
 	*agent.Client
 	container string
+	hung      atomic.Int32 // connections that did not come, while the engine answered otherwise
 }
 
 // agentIn is the client of the agent in a container.
@@ -54,19 +60,51 @@ func (e *extension) agentIn(h *host, name, container string) *agentClient {
 	}
 	c := &agentClient{container: container}
 	c.Client = agent.NewClient(agent.ClientOptions{IdleConns: 1, IdleTime: agentIdle, Dials: agentDials, DialsWait: true, Dial: func(ctx context.Context) (net.Conn, error) {
-		within, done, err := h.api.Attend(ctx)
-		if err != nil {
-			return nil, err
-		}
-		conn, err := agent.DialAttached(within, func(ctx context.Context, args []string, in io.Reader, out, errs io.Writer) (sandboxer.Exit, error) {
-			return h.api.Exec(ctx, container, agentUser, args, in, out, errs)
-		}, agentPath, "connect", "--socket="+agentSocket, "--pid=1")
-		return conn, done(err)
+		return e.connect(ctx, h, c)
 	}})
 	if e.ctx.Err() == nil {
 		e.agents[name] = c
 	}
 	return c
+}
+
+// connect opens a connection to an agent: a command that the engine starts. Before it starts one, an engine opens the container's
+// /etc/passwd and /etc/group, whatever they are and whoever is to run it, and at a named pipe that root inside has put there it waits without an
+// end. (Docker's engine leaves it out for a container without a user. But then the runtime waits at the pipe, while the engine holds a lock that
+// destroying the container needs, too.) Podman can be asked before, which opens nothing. Docker's engine would mount the
+// container's volumes for that, at places that root inside can lead elsewhere; there the number of connections that hang is bounded.
+func (e *extension) connect(ctx context.Context, h *host, c *agentClient) (net.Conn, error) {
+	if c.hung.Load() >= maxHung {
+		return nil, sandboxer.E(sandboxer.Failed, nil, "%d connections to the sandbox's agent did not come, though the engine %s answers: root inside may have made /etc/passwd or /etc/group something that is read without an end", maxHung, h.name).
+			WithHint("destroy the sandbox; what is outside of it is not harmed")
+	}
+	within, done, err := h.api.Attend(ctx)
+	if err != nil {
+		return nil, err
+	}
+	podman, err := h.podman(within)
+	if podman {
+		var file string
+		if file, err = h.endless(within, c.container); file != "" {
+			err = sandboxer.E(sandboxer.Failed, nil, "root inside the sandbox has made %s something that is no file, and the engine %s would read it without an end", file, h.name).
+				WithHint("destroy the sandbox; what is outside of it is not harmed")
+		}
+	}
+	if err != nil {
+		return nil, done(err)
+	}
+	began := time.Now()
+	limited, cancel := context.WithTimeout(within, e.connectTime)
+	defer cancel()
+	conn, err := agent.DialAttached(limited, func(ctx context.Context, args []string, in io.Reader, out, errs io.Writer) (sandboxer.Exit, error) {
+		return h.api.Exec(ctx, c.container, agentUser, args, in, out, errs)
+	}, agentPath, "connect", "--socket="+agentSocket, "--pid=1")
+	given := err != nil && limited.Err() != nil
+	err = done(err)
+	if given && !errors.Is(err, engine.ErrHangs) && time.Since(began) >= e.connectTime/6 { // who left sooner may have been impatient
+		c.hung.Add(1)
+	}
+	return conn, err
 }
 
 // dropAgent ends the idle connections to the agent of a sandbox.

@@ -41,11 +41,13 @@ type extension struct {
 
 	mu     sync.Mutex
 	agents map[string]*agentClient // by external name
-	links  map[string]*link        // by key
-	sweeps map[string]*time.Timer  // by host: what is going to be removed there
-	work   sync.WaitGroup
-	ctx    context.Context // ends with Close
-	end    context.CancelFunc
+
+	connectTime time.Duration          // connectTime, or what tests want
+	links       map[string]*link       // by key
+	sweeps      map[string]*time.Timer // by host: what is going to be removed there
+	work        sync.WaitGroup
+	ctx         context.Context // ends with Close
+	end         context.CancelFunc
 }
 
 // The compiler checks what the adapter claims.
@@ -81,7 +83,7 @@ var _ interface {
 // open asks no engine anything: one that is away is so for its own sandboxes alone. Where none is named, and
 // this machine has none, there is nothing to open.
 func open(ctx context.Context, env sandboxer.Env, cfg Config) (_ sandboxer.Extension, err error) {
-	e := &extension{cfg: cfg, env: env, log: env.Log, hosts: map[string]*host{}, agents: map[string]*agentClient{}, sweeps: map[string]*time.Timer{},
+	e := &extension{cfg: cfg, env: env, log: env.Log, hosts: map[string]*host{}, agents: map[string]*agentClient{}, connectTime: connectTime, sweeps: map[string]*time.Timer{},
 		links: map[string]*link{}, mayFilter: mayFilter(cfg), resolvers: usernet.HostResolvers()}
 	if len(cfg.DNS) > 0 {
 		e.resolvers = func() []string { return cfg.DNS }

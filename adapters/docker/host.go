@@ -131,6 +131,18 @@ func (h *host) look(ctx context.Context) (engine.Info, error) {
 	return info, nil
 }
 
+// podman reports whether the engine is Podman's, which stays so: it is asked once.
+func (h *host) podman(ctx context.Context) (bool, error) {
+	h.mu.Lock()
+	known := h.known
+	h.mu.Unlock()
+	if known != nil {
+		return known.Podman, nil
+	}
+	info, err := h.look(ctx)
+	return info.Podman, err
+}
+
 // host is the one of that name.
 func (e *extension) host(name string) (*host, error) {
 	if h := e.hosts[name]; h != nil {

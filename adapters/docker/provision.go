@@ -516,17 +516,11 @@ func (h *host) startable(ctx context.Context, container, image string, mounted b
 	if looked && !mounted {
 		return nil
 	}
-	for _, file := range []string{"/etc/passwd", "/etc/group"} {
-		mode, err := h.kindOf(ctx, container, file)
-		if sandboxer.KindOf(err) == sandboxer.NotFound {
-			continue
-		}
-		if err != nil {
-			return err
-		}
-		if !mode.IsRegular() && !mode.IsDir() { // which ends with an error
-			return sandboxer.E(sandboxer.Failed, nil, "%s of the image is no file, and the engine %s would read it without an end", file, h.name).WithHint("use another image")
-		}
+	switch file, err := h.endless(ctx, container); {
+	case err != nil:
+		return err
+	case file != "":
+		return sandboxer.E(sandboxer.Failed, nil, "%s of the image is no file, and the engine %s would read it without an end", file, h.name).WithHint("use another image")
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -537,6 +531,23 @@ func (h *host) startable(ctx context.Context, container, image string, mounted b
 		h.startables[image] = true
 	}
 	return nil
+}
+
+// endless is which of a container's files of users the engine would not come to the end of; empty for none.
+func (h *host) endless(ctx context.Context, container string) (string, error) {
+	for _, file := range []string{"/etc/passwd", "/etc/group"} {
+		mode, err := h.kindOf(ctx, container, file)
+		if sandboxer.KindOf(err) == sandboxer.NotFound {
+			continue
+		}
+		if err != nil {
+			return "", err
+		}
+		if !mode.IsRegular() && !mode.IsDir() { // which ends with an error
+			return file, nil
+		}
+	}
+	return "", nil
 }
 
 // create makes a container. Whether it was made is known when it returns, whatever becomes of ctx: an engine that

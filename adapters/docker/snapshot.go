@@ -102,6 +102,9 @@ func (e *extension) Snapshot(ctx context.Context, h sandboxer.Handle, id string)
 	m.Stamp, m.Mounts = nil, nil // it is in a label of its own, and they are in no snapshot
 	// It stands still meanwhile.
 	err = e.agentIn(b.host, e.name(b.id, b.generation), b.container).WithoutDials(ctx, func(ctx context.Context) error {
+		if err := e.savable(ctx, b, m); err != nil {
+			return err
+		}
 		_, err := b.host.api.Commit(ctx, b.container, e.repo("snapshot"), id, map[string]string{
 			labelSnapshot: id, labelStamp: base64.RawURLEncoding.EncodeToString(stamp), labelMade: m.label(),
 		})
@@ -115,6 +118,27 @@ func (e *extension) Snapshot(ctx context.Context, h sandboxer.Handle, id string)
 		return none, err
 	}
 	return receipt(id, i), nil
+}
+
+// savable refuses, as Exhausted, to save what would be larger than the limit of the sandbox's disk, or with none than the largest image:
+// an engine writes the sparse files of a container out in full.
+func (e *extension) savable(ctx context.Context, b *box, m made) error {
+	most, what := m.Disk, "limit of the sandbox's disk"
+	if most == 0 {
+		most, what = e.cfg.Images.MaxDownload, "largest image (images.max_download)"
+	}
+	size, err := b.host.api.WrittenBytes(ctx, b.container)
+	switch {
+	case err != nil:
+		return err
+	case size < 0:
+		return sandboxer.E(sandboxer.Unavailable, nil, "the engine %s does not say how large what sandbox %s has written is, and may have no room for it", b.host.name, b.id).
+			WithHint("try again; or save the workspace in portable form: sandboxer snapshot create --portable %s", b.id)
+	case size > most:
+		return sandboxer.E(sandboxer.Exhausted, nil, "the files that sandbox %s has written are %d MiB, the holes of sparse files included, which the engine would write out; the %s is %d MiB", b.id, size>>20, what, most>>20).
+			WithHint("remove what is large, or have the limit raised; or save the workspace in portable form: sandboxer snapshot create --portable %s", b.id)
+	}
+	return nil
 }
 
 // RestoreFromSnapshot implements sandboxer.Snapshotter. A snapshot of another engine of the extension is

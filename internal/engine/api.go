@@ -528,6 +528,17 @@ func (a *API) InspectContainer(ctx context.Context, id string) (c ContainerDetai
 	return c, err
 }
 
+// WrittenBytes is how large what a container has written is, or -1 where the engine cannot tell: the sizes of its files as they are read, so
+// that what a sparse file leaves out counts, too, as it does in an image. The engine looks at every one of them.
+func (a *API) WrittenBytes(ctx context.Context, id string) (int64, error) {
+	c := struct{ SizeRw *int64 }{}
+	err := a.request(ctx, "measuring a container", http.MethodGet, "/containers/"+url.PathEscape(id)+"/json", url.Values{"size": {"1"}}, nil, into(&c))
+	if err != nil || c.SizeRw == nil {
+		return -1, err
+	}
+	return *c.SizeRw, nil
+}
+
 // An Event is what an engine tells of a container.
 type Event struct {
 	ID     string            // of the container
