@@ -12,7 +12,7 @@ import (
 	"net"
 	"os"
 	"strings"
-	"sync/atomic"
+	"sync"
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
@@ -37,15 +37,50 @@ const (
 	agentDials = 8
 	// connectTime is how long a connection may take to come.
 	connectTime = time.Minute
-	// maxHung is how many of one sandbox may not have come, beside those under way. Each leaves a thread of the engine waiting for good.
-	maxHung = 3
+	// maxHung is how many of one sandbox may not have come, one after the other, beside those under way. Each may have left a thread of the engine
+	// waiting for good; then one is tried every hungPause, since an engine may have been slow for another reason.
+	maxHung   = 3
+	hungPause = 10 * time.Minute
 )
 
 // An agentClient is kept for the next calls.
 type agentClient struct {
 	*agent.Client
 	container string
-	hung      atomic.Int32 // connections that did not come, while the engine answered otherwise
+	hung      hangs
+}
+
+// hangs counts the connections to an agent that did not come, since one did, while the engine answered otherwise.
+type hangs struct {
+	mu   sync.Mutex
+	n    int
+	last time.Time // when the last of them was begun
+}
+
+// refuse reports whether no further connection is to be tried. At most one in hungPause is then.
+func (h *hangs) refuse(now time.Time) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.n < maxHung {
+		return false
+	}
+	if now.Sub(h.last) < hungPause {
+		return true
+	}
+	h.last = now
+	return false
+}
+
+func (h *hangs) came() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.n = 0
+}
+
+func (h *hangs) hung(began time.Time) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.n, h.last = h.n+1, began
 }
 
 // agentIn is the client of the agent in a container.
@@ -74,7 +109,7 @@ func (e *extension) agentIn(h *host, name, container string) *agentClient {
 // destroying the container needs, too.) Podman can be asked before, which opens nothing. Docker's engine would mount the
 // container's volumes for that, at places that root inside can lead elsewhere; there the number of connections that hang is bounded.
 func (e *extension) connect(ctx context.Context, h *host, c *agentClient) (net.Conn, error) {
-	if c.hung.Load() >= maxHung {
+	if c.hung.refuse(time.Now()) {
 		return nil, sandboxer.E(sandboxer.Failed, nil, "%d connections to the sandbox's agent did not come, though the engine %s answers: root inside may have made /etc/passwd or /etc/group something that is read without an end", maxHung, h.name).
 			WithHint("destroy the sandbox; what is outside of it is not harmed")
 	}
@@ -101,8 +136,11 @@ func (e *extension) connect(ctx context.Context, h *host, c *agentClient) (net.C
 	}, agentPath, "connect", "--socket="+agentSocket, "--pid=1")
 	given := err != nil && limited.Err() != nil
 	err = done(err)
-	if given && !errors.Is(err, engine.ErrHangs) && time.Since(began) >= e.connectTime/6 { // who left sooner may have been impatient
-		c.hung.Add(1)
+	switch {
+	case err == nil:
+		c.hung.came()
+	case given && !errors.Is(err, engine.ErrHangs) && time.Since(began) >= e.connectTime/6: // who left sooner may have been impatient
+		c.hung.hung(began)
 	}
 	return conn, err
 }

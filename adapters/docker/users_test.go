@@ -51,3 +51,26 @@ func TestUsersWithoutEnd(t *testing.T) {
 		})
 	}
 }
+
+// TestHangs: connections that hang one after the other end the trying, but for one now and then; one that came makes up for all.
+func TestHangs(t *testing.T) {
+	var h hangs
+	now := time.Now()
+	for i := range 2 * maxHung {
+		if h.refuse(now) {
+			t.Fatalf("refused after %d, with one that came in between", i)
+		}
+		if i == maxHung-1 {
+			h.came()
+		} else {
+			h.hung(now)
+		}
+	}
+	h.hung(now)
+	if !h.refuse(now) || !h.refuse(now.Add(hungPause-1)) {
+		t.Errorf("after %d in a row one more is tried", maxHung)
+	}
+	if later := now.Add(hungPause); h.refuse(later) || !h.refuse(later) {
+		t.Error("after a while not exactly one is tried")
+	}
+}
