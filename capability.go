@@ -127,7 +127,8 @@ type Filer interface {
 	ReadFile(ctx context.Context, h Handle, name string) (io.ReadCloser, error)
 	// WriteFile creates or replaces the file with r's content, making parent
 	// directories. If r or the sandbox fails midway, the former content may be lost
-	// but an error is certain.
+	// but an error is certain. It ends with ctx also while r is silent; a read of r
+	// that is on its way then is left behind.
 	WriteFile(ctx context.Context, h Handle, name string, mode fs.FileMode, r io.Reader) error
 	StatFile(ctx context.Context, h Handle, name string) (FileInfo, error)
 	// ListFiles yields what is in dir, without its subdirectories' content, in the byte
@@ -168,7 +169,8 @@ type Archiver interface {
 	// its parents if need be and removes what was in it before, but for what is mounted
 	// there. Files belong to the sandbox's default user, with the permission bits that
 	// r says. A name that leads out of dir is refused or passed over. If r or the
-	// sandbox fails midway, dir is left half made and an error is certain. Kinds:
+	// sandbox fails midway, dir is left half made and an error is certain. It ends
+	// with ctx also while r is silent, as WriteFile does. Kinds:
 	// NotFound when the sandbox is gone, Invalid when r fails or is no tar, Exhausted
 	// for a full disk.
 	Unarchive(ctx context.Context, h Handle, dir string, r io.Reader) error
