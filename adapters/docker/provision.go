@@ -593,12 +593,14 @@ func (e *extension) fill(ctx context.Context, c *agent.Client, b *box, m made, s
 		return err
 	}
 	// Where a link of the image leads to the agent, who is root inside could put another program in its place, which the engine then runs
-	// to reach the agent.
-	switch at, err := c.StatFile(ctx, agentDir); {
-	case err != nil:
-		return err
-	case !at.Mode.IsDir():
-		return sandboxer.E(sandboxer.Failed, nil, "%s of the image is a symbolic link, and the agent has to be at a place that stays", agentDir).WithHint("use another image")
+	// to reach the agent. What is claimed was looked at when it was made.
+	if claimed := m.Warm && !spec.Warm; !claimed {
+		switch at, err := c.StatFile(ctx, agentDir); {
+		case err != nil:
+			return err
+		case !at.Mode.IsDir():
+			return sandboxer.E(sandboxer.Failed, nil, "%s of the image is a symbolic link, and the agent has to be at a place that stays", agentDir).WithHint("use another image")
+		}
 	}
 	if err := e.isolated(ctx, c, b.host, spec); err != nil {
 		return err
