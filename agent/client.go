@@ -82,13 +82,7 @@ func NewClient(o ClientOptions) *Client {
 		// HTTP/1.1, because a stream on a connection of its own needs no windows: output
 		// flows three times as fast as over HTTP/2.
 		c.owned = &http.Transport{
-			DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-				conn, err := o.Dial(ctx)
-				if err != nil {
-					return nil, err
-				}
-				return upload.Conn(conn), nil
-			},
+			DialContext:         upload.Dial(func(ctx context.Context, _, _ string) (net.Conn, error) { return o.Dial(ctx) }),
 			DisableCompression:  true,
 			MaxIdleConnsPerHost: cmp.Or(o.IdleConns, idleConns),
 			IdleConnTimeout:     cmp.Or(o.IdleTime, time.Minute),

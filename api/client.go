@@ -71,7 +71,7 @@ func New(rawURL string, opts Options) (*Client, error) {
 	c := &Client{shown: u.Redacted(), opts: opts, http: opts.HTTP}
 	tr := &http.Transport{
 		Proxy:                 http.ProxyFromEnvironment,
-		DialContext:           uploading((&net.Dialer{Timeout: 10 * time.Second}).DialContext),
+		DialContext:           upload.Dial((&net.Dialer{Timeout: 10 * time.Second}).DialContext),
 		MaxIdleConnsPerHost:   64,
 		IdleConnTimeout:       90 * time.Second,
 		TLSHandshakeTimeout:   10 * time.Second,
@@ -83,7 +83,7 @@ func New(rawURL string, opts Options) (*Client, error) {
 	case u.Scheme == "unix" && u.Host == "" && filepath.IsAbs(u.Path):
 		sock := u.Path
 		tr.Proxy = nil
-		tr.DialContext = uploading(func(ctx context.Context, _, _ string) (net.Conn, error) {
+		tr.DialContext = upload.Dial(func(ctx context.Context, _, _ string) (net.Conn, error) {
 			var d net.Dialer
 			return d.DialContext(ctx, "unix", sock)
 		})
@@ -100,17 +100,6 @@ func New(rawURL string, opts Options) (*Client, error) {
 		c.http = &http.Client{Transport: tr, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 	}
 	return c, nil
-}
-
-// uploading makes connections whose end is that of what is uploaded over them.
-func uploading(dial func(ctx context.Context, network, addr string) (net.Conn, error)) func(ctx context.Context, network, addr string) (net.Conn, error) {
-	return func(ctx context.Context, network, addr string) (net.Conn, error) {
-		conn, err := dial(ctx, network, addr)
-		if err != nil {
-			return nil, err
-		}
-		return upload.Conn(conn), nil
-	}
 }
 
 func badURL(s string) error {

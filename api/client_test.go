@@ -1,6 +1,7 @@
 package api
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"io"
@@ -11,6 +12,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/iotest"
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
@@ -286,5 +288,53 @@ func TestMaxAnswer(t *testing.T) {
 	defer r.Close()
 	if n, err := io.Copy(io.Discard, r); err != nil || n != 2000 {
 		t.Errorf("a file: %d bytes, %v", n, err)
+	}
+}
+
+// TestSilentUpload: an upload whose source is silent ends with the server, and with the context.
+func TestSilentUpload(t *testing.T) {
+	arrived := make(chan struct{}, 1)
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.ReadFull(r.Body, make([]byte, 3))
+		if r.URL.Query().Get("path") == "/waits" {
+			arrived <- struct{}{}
+			_, _ = io.Copy(io.Discard, r.Body) // until the client has gone
+			return
+		}
+		if c, _, err := w.(http.Hijacker).Hijack(); err == nil {
+			c.Close()
+		}
+	}))
+	defer srv.Close()
+	c, err := New(srv.URL, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	for path, want := range map[string]sandboxer.Kind{"/ends": sandboxer.Unavailable, "/waits": sandboxer.Canceled} {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		r, w := io.Pipe()
+		defer w.Close()
+		done := make(chan error, 1)
+		go func() {
+			done <- c.WriteFile(ctx, "box", path, 0, io.MultiReader(strings.NewReader("abc"), r))
+		}()
+		if want == sandboxer.Canceled {
+			<-arrived
+			cancel()
+		}
+		select {
+		case err := <-done:
+			if sandboxer.KindOf(err) != want {
+				t.Errorf("%s: %v", path, err)
+			}
+		case <-time.After(30 * time.Second):
+			t.Fatalf("%s: it waits for its source", path)
+		}
+	}
+	broken := sandboxer.E(sandboxer.NotFound, nil, "it is gone")
+	if err := c.WriteFile(t.Context(), "box", "/waits", 0, iotest.ErrReader(broken)); sandboxer.KindOf(err) != sandboxer.NotFound || !strings.Contains(err.Error(), "could not be read") {
+		t.Errorf("of a source that fails: %v", err)
 	}
 }

@@ -39,15 +39,15 @@ type extension struct {
 	mayFilter bool            // networks of containers on this machine
 	resolvers func() []string // for sandboxes, host:port
 
+	connectTime time.Duration // how long a connection to an agent may take to come; tests want less
+
 	mu     sync.Mutex
 	agents map[string]*agentClient // by external name
-
-	connectTime time.Duration          // connectTime, or what tests want
-	links       map[string]*link       // by key
-	sweeps      map[string]*time.Timer // by host: what is going to be removed there
-	work        sync.WaitGroup
-	ctx         context.Context // ends with Close
-	end         context.CancelFunc
+	links  map[string]*link        // by key
+	sweeps map[string]*time.Timer  // by host: what is going to be removed there
+	work   sync.WaitGroup
+	ctx    context.Context // ends with Close
+	end    context.CancelFunc
 }
 
 // The compiler checks what the adapter claims.

@@ -87,8 +87,16 @@ type conn struct {
 	closed chan struct{}
 }
 
-// Conn wraps a connection of an http.Transport, so that requests with a Body end with it.
-func Conn(c net.Conn) net.Conn { return &conn{Conn: c, closed: make(chan struct{})} }
+// Dial is the DialContext of an http.Transport whose requests with a Body end with their connections, which are dial's.
+func Dial(dial func(ctx context.Context, network, addr string) (net.Conn, error)) func(ctx context.Context, network, addr string) (net.Conn, error) {
+	return func(ctx context.Context, network, addr string) (net.Conn, error) {
+		c, err := dial(ctx, network, addr)
+		if err != nil {
+			return nil, err
+		}
+		return &conn{Conn: c, closed: make(chan struct{})}, nil
+	}
+}
 
 func (c *conn) Close() error {
 	c.once.Do(func() { close(c.closed) })

@@ -17,13 +17,7 @@ import (
 // client sends uploads to a handler, over TLS or without.
 func client(t *testing.T, secure bool, h http.HandlerFunc) func(ctx context.Context, r io.Reader) (*Body, error) {
 	srv := httptest.NewUnstartedServer(h)
-	tr := &http.Transport{TLSClientConfig: &tls.Config{}, DialContext: func(ctx context.Context, network, addr string) (net.Conn, error) {
-		c, err := (&net.Dialer{}).DialContext(ctx, network, addr)
-		if err != nil {
-			return nil, err
-		}
-		return Conn(c), nil
-	}}
+	tr := &http.Transport{TLSClientConfig: &tls.Config{}, DialContext: Dial((&net.Dialer{}).DialContext)}
 	if secure {
 		srv.StartTLS()
 		tr.TLSClientConfig.RootCAs = srv.Client().Transport.(*http.Transport).TLSClientConfig.RootCAs
