@@ -1,11 +1,13 @@
 # make demo   the main job, end to end, on this machine
 # make test   installs what the tests need, then runs all of them
+# make test-long  the same in random order, with the race detector everywhere, and what takes too long for every change
 # make bench  measures beside what else there is, in one run (BENCHFLAGS=-quick for a look;
 #             BEFORE=DIR beside the programs of an older build, too)
 # make lint   formatting, vet, static analysis, tidiness
 # make fuzz   every fuzz target for a minute (FUZZTIME=10m, FUZZ=Untar for others)
 # make sbom   the bill of materials, bin/sandboxer.cdx.json; make notices renews the licence texts
 # make vulncheck   known vulnerabilities in what the programs link
+# make changelog VERSION=0.2.0   moves changes/unreleased into a new section of CHANGELOG.md
 
 GVISOR  := $(shell go list -m -f '{{.Version}}' gvisor.dev/gvisor)
 # Without its version in it, gVisor would restore a checkpoint of any other build.
@@ -13,7 +15,7 @@ LDFLAGS := -s -w -X gvisor.dev/gvisor/runsc/version.version=$(GVISOR)
 # gVisor's children start in an empty root, where a dynamic binary finds no libraries.
 GOBUILD := CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)'
 
-.PHONY: all build demo test lint fuzz sbom notices vulncheck bench clean
+.PHONY: all build demo test test-long lint fuzz sbom notices vulncheck changelog bench clean
 
 all: build
 
@@ -30,29 +32,64 @@ demo: build
 # cannot be watched anyway.
 RACE := -race -gcflags=modernc.org/sqlite/lib=-race=false
 
+# These packages wait for engines, hosts and whole servers, or link gVisor: the race detector slows them down (and
+# the build, by all of gVisor once more) and sees little there. make test-long runs them with it. They are compiled as
+# make build compiles, and so use what it left. go test begins with the first: the slowest are first, so that none runs
+# on alone at the end.
+ENGINES := adapters/composessh adapters/vmpacker adapters/local adapters/docker adapters/process internal/cli \
+	cmd/sandboxer docs internal/sshrun internal/usernet internal/egress/gateway internal/catalog registry \
+	adapters/local/runner adapters/local/runner/internal/genseccomp
+SLOW := internal/manager extensiontest adapters/remote
+
 # Three packages at a time: they wait for engines, machines and hosts for a third of their time, also on two processors.
 # What vet finds is make lint's. The race detector need not wait a second at the end of every process.
+# No flag here may switch go test's cache off (-shuffle does).
+GOTEST := GORACE=atexit_sleep_ms=0 SANDBOXER_TEST_NPM=1 go test -vet=off -json -p 3
+# bench is a module of its own, so the go command tests it in a run of its own. That run is next to the others, because it
+# takes minutes. Its output goes to a file first: two programs that write into one pipe can break each other's lines.
+BENCHTEST := $(subst go test,go -C bench test,$(GOTEST))
+BENCHJSON := bin/bench-test.json
+MUSTRUN := go run ./internal/mustrun scripts/must-run.txt
+
 test:
 	sh scripts/setup.sh
-	go build ./...
-	GORACE=atexit_sleep_ms=0 SANDBOXER_TEST_NPM=1 SANDBOXER_TEST_DEBIAN=1 go test -vet=off -json $(RACE) -shuffle=on -p 3 -timeout 60m ./... | go run ./internal/mustrun scripts/must-run.txt
+	mkdir -p bin
+	CGO_ENABLED=0 go build -trimpath ./...
+	{ CGO_ENABLED=0 $(BENCHTEST) -trimpath -timeout 60m ./... >$(BENCHJSON) & \
+	CGO_ENABLED=0 $(GOTEST) -trimpath -timeout 60m $(ENGINES:%=./%); \
+	$(GOTEST) -timeout 60m $(RACE) $(SLOW:%=./%) $$(go list ./... | grep -vxF "$$(go list $(ENGINES:%=./%))"); \
+	wait; cat $(BENCHJSON); } | $(MUSTRUN)
+
+# All of make test in another order and with the race detector, and what takes long: kill storms, all groups of
+# the conformance suite on Podman, a Debian that boots in an emulated machine.
+test-long:
+	sh scripts/setup.sh
+	mkdir -p bin
+	{ SANDBOXER_TEST_WHOLE=1 $(BENCHTEST) -timeout 120m $(RACE) -shuffle=on -count=1 ./... >$(BENCHJSON) & \
+	SANDBOXER_TEST_WHOLE=1 $(GOTEST) -timeout 120m $(RACE) -shuffle=on -count=1 ./...; \
+	wait; cat $(BENCHJSON); } | $(MUSTRUN) scripts/must-run-long.txt
 
 # The engines measured beside it: gVisor's own command line, and Docker where dockerd is
 # installed (scripts/dockerd.sh starts a private one and stops exactly that).
 bench: build
 	CGO_ENABLED=0 go build -o bin/runsc gvisor.dev/gvisor/runsc
-	CGO_ENABLED=0 go build -o bin/bench ./bench
+	CGO_ENABLED=0 go -C bench build -o ../bin/bench .
 	d=$$(mktemp -d /tmp/sbd.XXXX); host=$$(sh scripts/dockerd.sh start $$d) || host=unix://$$d/none.sock; \
 	trap "sh scripts/dockerd.sh stop $$d; rm -rf $$d" EXIT; trap "exit 130" INT TERM; \
 	DOCKER_HOST=$$host bin/bench -bin bin -o bin/bench.json $(if $(BEFORE),-before '$(BEFORE)') $(BENCHFLAGS)
 
+STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
+
 lint:
 	test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { gofmt -l $$(git ls-files '*.go'); exit 1; }
 	go vet ./...
+	go -C bench vet ./...
 # -e: pprof, which only a test of a dependency's test needs, cannot always be had from the
 # module proxy, and go.sum says more where it can.
 	! go mod tidy -e -diff 2>/dev/null | grep '^[-+][^-+]' | grep -v '^.github.com/google/pprof '
-	go run honnef.co/go/tools/cmd/staticcheck@v0.8.2 ./...
+	go -C bench mod tidy -diff
+	go run $(STATICCHECK) ./...
+	go -C bench run $(STATICCHECK) ./...
 
 FUZZTIME := 1m
 FUZZ := .
@@ -71,6 +108,9 @@ notices: bin/sbom
 
 vulncheck:
 	sh scripts/vulncheck.sh
+
+changelog:
+	sh scripts/changelog.sh '$(VERSION)'
 
 clean:
 	rm -rf bin

@@ -1,14 +1,12 @@
-// Package sandboxer says what a sandbox is: the domain types, the states of its
-// life, the kinds of error, the contract an extension fulfils and the contract of
-// the store that keeps the database.
+// Package sandboxer defines sandboxes: the domain types, the states, the kinds of error, and the
+// contracts of extensions and of the store that keeps the database.
 //
-// It is plain data and interfaces on the standard library, imported by every
-// other package and importing none of them. The rules live elsewhere: package
-// internal/manager owns the life of a sandbox, package internal/backend is the only
-// caller of an extension, package extensiontest is the executable form of the
-// contract written here.
+// It has only plain data and interfaces on top of the standard library. Every other package imports it,
+// and it imports none of them. The rules are in other packages: package internal/manager controls the
+// life of a sandbox, package internal/backend is the only caller of an extension, and package
+// extensiontest tests an extension against the contract.
 //
-// The vocabulary is fixed (docs/design.md lists it): an adapter is a Go package for
-// a kind of backend, an extension is one configured use of it, a profile is a named
-// kind of sandbox, a handle is what an extension must remember about one sandbox.
+// docs/design/design.md lists the vocabulary: an adapter is a Go package for a kind of backend, an
+// extension is one configured use of it, a profile is a named kind of sandbox, a handle is what an
+// extension must remember about one sandbox.
 package sandboxer

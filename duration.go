@@ -6,8 +6,7 @@ import (
 	"time"
 )
 
-// FormatDuration writes d as people do, and as profiles and flags take it: 30m, 1h30m,
-// 2d, 1d12h and not 36h0m0s.
+// FormatDuration writes d in the form of profiles and flags: 30m, 1h30m, 2d, 1d12h instead of 36h0m0s.
 func FormatDuration(d time.Duration) string {
 	const day = 24 * time.Hour
 	if d <= -day {

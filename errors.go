@@ -14,18 +14,18 @@ type Kind string
 // The kinds. Each edge (REST, CLI, …) has one table that translates all of them.
 const (
 	Invalid         Kind = "invalid"         // fix the request
-	Unauthenticated Kind = "unauthenticated" // say who you are
-	Denied          Kind = "denied"          // you may not; ask someone
-	NotFound        Kind = "not_found"       // not there, or not yours
-	Conflict        Kind = "conflict"        // wrong state, stale version, or another body under the same key
-	NoCredit        Kind = "no_credit"       // pay first
-	Exhausted       Kind = "exhausted"       // capacity or quota; see RetryAfter
-	Unsupported     Kind = "unsupported"     // this extension cannot; choose another
+	Unauthenticated Kind = "unauthenticated" // the caller did not prove its identity
+	Denied          Kind = "denied"          // not permitted; ask an administrator
+	NotFound        Kind = "not_found"       // does not exist, or belongs to another tenant
+	Conflict        Kind = "conflict"        // wrong state, stale version, or another request under the same key
+	NoCredit        Kind = "no_credit"       // not enough credits
+	Exhausted       Kind = "exhausted"       // no capacity, or a quota is used up; see RetryAfter
+	Unsupported     Kind = "unsupported"     // this extension cannot do it; choose another
 	Unavailable     Kind = "unavailable"     // may work later, or on another backend
 	Timeout         Kind = "timeout"         // did not finish in time; may work later
 	Failed          Kind = "failed"          // the sandbox itself is broken; do not retry
-	Canceled        Kind = "canceled"        // the caller left
-	Internal        Kind = "internal"        // a bug; clients see an error ID only
+	Canceled        Kind = "canceled"        // the caller canceled the request
+	Internal        Kind = "internal"        // a bug; clients get only an error ID
 )
 
 // Kinds lists every Kind, for tables that must be complete.
@@ -37,12 +37,11 @@ func Kinds() []Kind {
 // Error makes a Kind usable as a target of errors.Is.
 func (k Kind) Error() string { return string(k) }
 
-// Error attaches a Kind and a sentence for people to a cause.
+// Error gives a cause a Kind and a message.
 //
-// Msg and Hint travel to clients and must not contain secrets; Err is for the
-// operator's log and does not travel. Where Msg or Hint tell what is an administrator's
-// to know, such as what answers at an address that the caller may have chosen, Public is
-// what everybody else gets instead of both (Discreet).
+// Clients see Msg and Hint, so these must not contain secrets. Err is only for the operator's log. If
+// Msg or Hint reveal something to administrators only, such as the response of an address that the
+// caller may have chosen, other callers get Public instead of both (Discreet).
 type Error struct {
 	Kind       Kind
 	Msg        string        // what failed and why
@@ -50,11 +49,13 @@ type Error struct {
 	RetryAfter time.Duration // for Exhausted and Unavailable; 0 means unknown
 	Err        error
 	Public     string
-	// Untouched says, of an error of Provision and what stands in its place, that this call
-	// made nothing and did nothing at its place, such as a host that it could not reach.
+	// Untouched says, in an error of Provision and the calls that replace it, that this call changed
+	// nothing at its host, for example because it could not connect to it.
 	Untouched bool
 }
 
+// Error returns the message with the texts of its causes, for logs. Message returns the part for
+// clients.
 func (e *Error) Error() string {
 	if e.Err == nil {
 		return e.Msg
@@ -68,20 +69,20 @@ func (e *Error) Unwrap() error { return e.Err }
 // Is reports whether target is e's Kind.
 func (e *Error) Is(target error) bool { return target == error(e.Kind) }
 
-// WithHint sets what the reader should do next and returns e.
+// WithHint sets the hint and returns e.
 func (e *Error) WithHint(format string, args ...any) *Error {
 	e.Hint = fmt.Sprintf(format, args...)
 	return e
 }
 
-// WithPublic sets what callers who are no administrators get instead of message and hint,
-// and returns e.
+// WithPublic sets the message that callers without the admin scope get instead of message and hint, and
+// returns e.
 func (e *Error) WithPublic(format string, args ...any) *Error {
 	e.Public = fmt.Sprintf(format, args...)
 	return e
 }
 
-// Untouched returns err, which is not nil, as one that is Untouched.
+// Untouched returns a copy of err, which must not be nil, with Untouched set.
 func Untouched(err error) error {
 	e, ok := err.(*Error)
 	if !ok {
@@ -92,7 +93,7 @@ func Untouched(err error) error {
 	return &own
 }
 
-// IsUntouched reports whether an error in err's chain is Untouched.
+// IsUntouched reports whether an error in err's chain has Untouched set.
 func IsUntouched(err error) bool {
 	for err != nil {
 		var e *Error
@@ -107,9 +108,9 @@ func IsUntouched(err error) bool {
 	return false
 }
 
-// Discreet returns err as callers who are no administrators may see it: if a Public
-// sentence is anywhere in its tree, an error of the same Kind with that sentence and err
-// as its cause; else err itself.
+// Discreet returns err in the form for callers without the admin scope. If an error in its tree has a
+// Public message, the result has the same Kind, that message, and err as its cause. Otherwise it is err
+// itself.
 func Discreet(err error) error {
 	public := publicOf(err)
 	if public == "" {
@@ -162,9 +163,8 @@ func KindOf(err error) Kind {
 	return Internal
 }
 
-// Message returns the sentence of err that may be shown to a client. An error
-// without a Kind of its own yields a general sentence: its text was not written for
-// strangers and may name paths or secrets.
+// Message returns the message of err for a client. An error without a Kind yields a general message,
+// because its text may name paths or secrets.
 func Message(err error) string {
 	var e *Error
 	switch {

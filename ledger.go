@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// Credits are millionths of a credit; one credit is one US dollar. Money is never a
-// float.
+// Credits is an amount of money in millionths of a credit. One credit is one US dollar. Money is never
+// a float.
 type Credits int64
 
 // Credit is one whole credit.
@@ -30,16 +30,16 @@ func (c Credits) String() string {
 	return sign + strconv.FormatUint(u/1_000_000, 10) + "." + frac
 }
 
-// ParseCredits reads a decimal amount of credits, exactly: at most six decimals.
+// ParseCredits reads a decimal amount of credits exactly, with at most six decimals. Kind: Invalid.
 func ParseCredits(s string) (Credits, error) {
 	neg := strings.HasPrefix(s, "-")
 	whole, frac, point := strings.Cut(strings.TrimPrefix(s, "-"), ".")
 	if whole == "" || point && frac == "" || len(frac) > 6 || len(whole) > 12 || strings.HasPrefix(whole, "+") {
-		return 0, E(Invalid, nil, "%q is not an amount of credits (want a decimal such as 0.12 with at most six decimals)", s)
+		return 0, E(Invalid, nil, "%q is not an amount of credits (want a decimal such as 0.12 with at most six decimals)", s).WithHint("write it as 0.12 or 3")
 	}
 	n, err := strconv.ParseUint(whole+frac+strings.Repeat("0", 6-len(frac)), 10, 63)
 	if err != nil {
-		return 0, E(Invalid, nil, "%q is not an amount of credits (want a decimal such as 0.12)", s)
+		return 0, E(Invalid, nil, "%q is not an amount of credits (want a decimal such as 0.12)", s).WithHint("write it as 0.12 or 3")
 	}
 	if neg {
 		return -Credits(n), nil
@@ -51,20 +51,19 @@ func ParseCredits(s string) (Credits, error) {
 type MeterQuote struct {
 	Amount   Credits       `json:"amount"`             // for Duration, everything included
 	Setup    Credits       `json:"setup,omitempty"`    // part of Amount that does not depend on time
-	PerHour  Credits       `json:"per_hour,omitempty"` // the rest, per hour of life
+	PerHour  Credits       `json:"per_hour,omitempty"` // the rest, for each hour of life
 	Duration time.Duration `json:"duration_ns"`
-	Detail   string        `json:"detail,omitempty"` // how it was arrived at, for people
+	Detail   string        `json:"detail,omitempty"` // how the amount was calculated, for display
 }
 
-// For returns what the quote's rates make for a life of d, rounded half to even. A
-// negative d counts as 0; an amount that Credits cannot hold becomes the nearest that
-// they can.
+// For returns the price of a life of d by the quote's rates, rounded half to even. A negative d counts
+// as 0. An amount beyond the range of Credits becomes the nearest one in the range.
 func (q MeterQuote) For(d time.Duration) Credits {
 	return addCredits(q.Setup, mulDiv(q.PerHour, max(d, 0), time.Hour))
 }
 
-// Rated returns q with rates where it has an amount alone: as much for every hour as its duration says. What a
-// sandbox is charged for its life is reckoned by them.
+// Rated returns q with an hourly rate. If q has only an amount, the rate is the amount divided by the
+// duration. The charge for a sandbox's life is calculated from the rates.
 func (q MeterQuote) Rated() MeterQuote {
 	if q.Setup == 0 && q.PerHour == 0 && q.Amount != 0 && q.Duration > 0 {
 		q.PerHour = mulDiv(q.Amount, time.Hour, q.Duration)
@@ -92,7 +91,7 @@ func mulDiv(a Credits, b, c time.Duration) Credits {
 	return limit(q, a < 0)
 }
 
-// limit returns u as Credits, with a sign, or the nearest that they can hold.
+// limit returns u as Credits, with a sign, or the nearest value in their range.
 func limit(u uint64, negative bool) Credits {
 	switch {
 	case negative && u >= 1<<63:
@@ -116,7 +115,7 @@ func addCredits(a, b Credits) Credits {
 	}
 }
 
-// Usage is what a sandbox consumed since Provision.
+// Usage is the total consumption of a sandbox since Provision.
 type Usage struct {
 	At      time.Time     `json:"at"`
 	Cost    Credits       `json:"cost"`
@@ -128,10 +127,9 @@ type Usage struct {
 // EntryType is the kind of a ledger entry.
 type EntryType string
 
-// The entry types. Amounts are signed from the tenant's point of view: a grant and
-// a void are positive, a hold negative. A post resolves (part of) a hold into
-// revenue and carries the amount charged; the money left the balance with the hold,
-// so a post does not change it.
+// The entry types. Amounts are signed from the tenant's point of view: a grant and a void are positive,
+// a hold is negative. A post turns a hold, or a part of it, into revenue and carries the charged
+// amount. The money left the balance with the hold, so a post does not change the balance.
 const (
 	EntryGrant EntryType = "grant"
 	EntryHold  EntryType = "hold"
@@ -139,16 +137,15 @@ const (
 	EntryVoid  EntryType = "void"
 )
 
-// An Entry is one immutable ledger line; a balance is the sum of grants, holds and
-// voids. Writing a booking twice under one Key is a no-op, which makes it safe to
-// repeat; another booking under that Key is a Conflict.
-// For a terminated sandbox holds + posts + voids sum to zero (posts counted
+// An Entry is one immutable ledger line. A balance is the sum of grants, holds and voids. Writing the
+// same booking twice under one Key has no effect, so that it is safe to repeat; another booking under
+// that Key is a Conflict. For a terminated sandbox holds + posts + voids sum to zero (posts counted
 // positive): nothing stays on hold.
 type Entry struct {
 	Key        string    `json:"key"`
 	Tenant     string    `json:"tenant"`
 	SandboxID  string    `json:"sandbox_id,omitempty"`
-	ShownID    string    `json:"shown_id,omitempty"` // the sandbox's
+	ShownID    string    `json:"shown_id,omitempty"` // Sandbox.ShownID
 	Generation int       `json:"generation,omitempty"`
 	Type       EntryType `json:"type"`
 	Amount     Credits   `json:"amount"`

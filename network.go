@@ -12,14 +12,14 @@ import (
 // A Destination is one entry of NetworkPolicy.Allow. Either Name or Prefix is set.
 type Destination struct {
 	Name   string       // domain in lower case, without the last dot
-	Below  bool         // the names below Name ("*.name"), not Name itself
-	Prefix netip.Prefix // an address is a prefix of its full length
+	Below  bool         // the names below Name ("*.name") without Name itself
+	Prefix netip.Prefix // a single address has its full length
 	Port   uint16       // 0 means every port
 }
 
-// ParseDestination reads a domain, *.domain, IP address or CIDR, each with an optional
-// :port (an IPv6 address or CIDR before a port is in brackets). Invalid also says that
-// a destination can never be reached (NeverAddr).
+// ParseDestination reads a domain, *.domain, IP address or CIDR, each with an optional :port (an IPv6
+// address or CIDR before a port is in brackets). Kind: Invalid, also for a destination that no sandbox
+// may reach (NeverAddr).
 func ParseDestination(s string) (Destination, error) {
 	bad := func(why string) (Destination, error) {
 		return Destination{}, E(Invalid, nil, "%q is not a destination: %s", s, why).
@@ -58,13 +58,13 @@ func ParseDestination(s string) (Destination, error) {
 		case p != p.Masked():
 			return bad("the address has bits outside its mask; the network is " + p.Masked().String())
 		case slices.ContainsFunc(ranges().never, func(n netip.Prefix) bool { return within(p, n) }):
-			return bad("it is never reached: it is this machine, link-local, multicast, a metadata service or not in use")
+			return bad("sandboxes can never reach it: it is this machine, link-local, multicast, a metadata service or not in use")
 		}
 		d.Prefix = p
 		return d, nil
 	}
 	if strings.Contains(host, "/") {
-		return bad("what is before the slash is not an address, or what is after it no length")
+		return bad("the part before the slash must be an address, and the part after it a length")
 	}
 	name := strings.ToLower(strings.TrimSuffix(host, "."))
 	name, d.Below = strings.CutPrefix(name, "*.")
@@ -115,6 +115,7 @@ func checkDomain(name string) string {
 	return ""
 }
 
+// String returns d in the form that ParseDestination reads.
 func (d Destination) String() string {
 	host := d.Name
 	switch {
@@ -134,8 +135,7 @@ func (d Destination) String() string {
 	return host + ":" + strconv.Itoa(int(d.Port))
 }
 
-// Matches reports whether d is or includes the domain name, in lower case and without
-// its last dot.
+// Matches reports whether d includes the domain name, which is in lower case and without its last dot.
 func (d Destination) Matches(name string) bool {
 	switch {
 	case d.Name == "":
@@ -146,9 +146,9 @@ func (d Destination) Matches(name string) bool {
 	return name == d.Name
 }
 
-// Opens reports whether d, a CIDR or an address, lets a be reached: the public
-// addresses of it, and the private ones if d lies wholly within a private range. So
-// 0.0.0.0/0 is the internet, and 10.1.0.0/16 a network that was meant.
+// Opens reports whether d, a CIDR or an address, permits a: public addresses in it, and private ones if
+// all of d is in one private range. So 0.0.0.0/0 means the internet, and 10.1.0.0/16 means that private
+// network.
 func (d Destination) Opens(a netip.Addr) bool {
 	return d.Prefix.IsValid() && d.Prefix.Contains(a) && (PublicAddr(a) || d.private() && PrivateAddr(a))
 }
@@ -157,14 +157,14 @@ func (d Destination) private() bool {
 	return d.Prefix.IsValid() && slices.ContainsFunc(ranges().private, func(p netip.Prefix) bool { return within(d.Prefix, p) })
 }
 
-// public reports whether nothing but the public internet is in d. What a name leads to
-// is for whoever enforces the policy to see.
+// public reports whether d contains only the public internet. The code that enforces the
+// policy checks what a name leads to.
 func (d Destination) public() bool {
 	overlaps := func(p netip.Prefix) bool { return d.Prefix.Overlaps(p) }
 	return d.Name != "" || !slices.ContainsFunc(ranges().private, overlaps) && !slices.ContainsFunc(ranges().never, overlaps)
 }
 
-// covers reports whether whatever e lets through, d does too.
+// covers reports whether d permits everything that e permits.
 func (d Destination) covers(e Destination) bool {
 	switch {
 	case d.Port != 0 && d.Port != e.Port:
@@ -193,10 +193,10 @@ func (p NetworkPolicy) Destinations() ([]Destination, error) {
 	return out, nil
 }
 
-// MaxDestinations bounds NetworkPolicy.Allow.
+// MaxDestinations is the largest number of entries of NetworkPolicy.Allow.
 const MaxDestinations = 1000
 
-// Check reports as Invalid what is wrong with p.
+// Check reports what is wrong with p. Kind: Invalid.
 func (p NetworkPolicy) Check() error {
 	switch p.Mode {
 	case "", NetworkNone, NetworkPublic:
@@ -217,12 +217,12 @@ func (p NetworkPolicy) Check() error {
 	return E(Invalid, nil, "%q is not a network mode", p.Mode).WithHint("the modes are none, public and allow")
 }
 
-// Within returns nil if a sandbox with policy p can reach nothing that one with outer
-// could not, and otherwise, as Invalid, what it could. Both must be sound (Check).
+// Within returns nil if policy p permits nothing that outer forbids. Otherwise the error, Invalid,
+// names a destination that outer forbids. Both must be valid (Check).
 func (p NetworkPolicy) Within(outer NetworkPolicy) error {
 	wider := func(what string) error {
 		return E(Invalid, nil, "network %s is wider than the profile's (%s)", what, cmp.Or(outer.Mode, NetworkNone)).
-			WithHint("choose a profile with that network")
+			WithHint("the network of a sandbox cannot get wider than its profile allows: create another sandbox from a profile with that network")
 	}
 	switch p.Mode {
 	case "", NetworkNone:
@@ -252,20 +252,19 @@ func (p NetworkPolicy) Within(outer NetworkPolicy) error {
 	return nil
 }
 
-// PublicAddr reports whether a is an address of the public internet: what the mode
-// public reaches. Loopback, link-local, multicast, private and shared ranges, the
-// addresses of clouds' metadata services, and IPv6 ranges that lead to an IPv4
-// address are not.
+// PublicAddr reports whether a is an address of the public internet, as the mode public permits it. It
+// excludes loopback, link-local, multicast, private and shared ranges, the metadata services of clouds,
+// and IPv6 ranges that lead to an IPv4 address.
 func PublicAddr(a netip.Addr) bool { return a.IsValid() && !NeverAddr(a) && !PrivateAddr(a) }
 
-// PrivateAddr reports whether a is reached only where a policy lists it, or a part of
-// a private range with it in it.
+// PrivateAddr reports whether a is private: a sandbox reaches it only if its policy lists the address
+// or a part of a private range with it.
 func PrivateAddr(a netip.Addr) bool {
 	return !NeverAddr(a) && slices.ContainsFunc(ranges().private, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
-// NeverAddr reports whether no policy can open a. (This machine's own addresses are
-// not opened either, but only who enforces the policy knows them.)
+// NeverAddr reports whether no policy can permit a. (This machine's own addresses are forbidden too,
+// but only the part that enforces the policy knows them.)
 func NeverAddr(a netip.Addr) bool {
 	return !a.IsValid() || a.Zone() != "" || slices.ContainsFunc(ranges().never, func(p netip.Prefix) bool { return p.Contains(a) })
 }

@@ -5,9 +5,8 @@ import (
 	"time"
 )
 
-// Profile is a named kind of sandbox: what they may ask for, on which extension, with
-// which defaults and bounds. Its file form is profiles/profile.<slug>.yaml; package
-// internal/catalog reads it.
+// Profile is a named kind of sandbox: its extension, its defaults and bounds, and what requests may ask
+// for. Its file form is profiles/profile.<slug>.yaml; package internal/catalog reads it.
 type Profile struct {
 	ID          string            `json:"id"` // "profile.<slug>"
 	Title       string            `json:"title,omitempty"`
@@ -19,58 +18,55 @@ type Profile struct {
 	Command     []string          `json:"command,omitempty"`
 	Env         map[string]string `json:"env,omitempty"`
 	Labels      map[string]string `json:"labels,omitempty"`
-	Limits      Limits            `json:"limits,omitzero"` // what holds where the request names none
-	// MaxLimits are the most that who is no administrator may ask for; of what it leaves
-	// out, Limits is, and where that says nothing either, what the extension takes by
-	// default (Limiter).
+	Limits      Limits            `json:"limits,omitzero"` // for requests that set none
+	// MaxLimits are the most that callers without the admin scope may ask for. Where it has no value,
+	// Limits is the bound; where that has none either, the extension's default is (Limiter).
 	MaxLimits Limits            `json:"max_limits,omitzero"`
 	Network   NetworkPolicy     `json:"network,omitzero"`
 	Mounts    []Mount           `json:"mounts,omitempty"`
 	Ports     []int             `json:"ports,omitempty"`
 	Workspace string            `json:"workspace,omitempty"`
 	User      string            `json:"user,omitempty"`
-	Inputs    map[string]string `json:"inputs,omitempty"` // defaults; the caller's win
-	TTL       time.Duration     `json:"ttl_ns,omitempty"` // lifetime when the caller names none; may be TTLIdle
+	Inputs    map[string]string `json:"inputs,omitempty"` // defaults; a request's values override them
+	TTL       time.Duration     `json:"ttl_ns,omitempty"` // lifetime of a request without one; may be TTLIdle
 	MaxTTL    time.Duration     `json:"max_ttl_ns,omitempty"`
-	// Idle is how long nobody may use a sandbox until OnIdle is done with it; 0 means for ever.
+	// Idle is the time without use after which OnIdle happens; 0 means never.
 	Idle   time.Duration `json:"idle_ns,omitempty"`
 	OnIdle ExpiryAction  `json:"on_idle,omitempty"`
-	// OnTTL says what happens when the time to live is over. A paused sandbox costs
-	// nothing and is destroyed after MaxPaused (DefaultMaxPaused if zero). PauseDepth is
-	// the depth where nobody names one; empty takes what the extension can: for an
-	// expiry disk before freeze, for a request freeze before disk. With AutoResume,
-	// using a paused sandbox resumes it.
+	// OnTTL is the action at the end of the time to live. A paused sandbox costs nothing and is
+	// destroyed after MaxPaused (DefaultMaxPaused if zero). PauseDepth is the depth of a pause whose
+	// request names none. Empty means the first one that the extension can do: disk before freeze at
+	// expiry, freeze before disk for a request. With AutoResume, using a paused sandbox resumes it.
 	OnTTL      ExpiryAction  `json:"on_ttl,omitempty"`
 	PauseDepth PauseDepth    `json:"pause_depth,omitempty"`
 	MaxPaused  time.Duration `json:"max_paused_ns,omitempty"`
 	AutoResume bool          `json:"auto_resume,omitempty"`
-	// Max is how many of its sandboxes may take room at once (Sandbox.TakesRoom), not counting
-	// those that wait in its pool; 0 means as many as its extension takes. Wait is how long a
-	// request waits for room, there or on the extension, before it is Exhausted.
+	// Max is how many of its sandboxes may take room at the same time (Sandbox.TakesRoom), without
+	// those in its pool; 0 means as many as its extension takes. Wait is how long a request waits for
+	// room, in the profile or on the extension, before it fails as Exhausted.
 	Max  int           `json:"max,omitempty"`
 	Wait time.Duration `json:"wait_ns,omitempty"`
-	// Ready is what a sandbox has to answer before its user gets it.
+	// Ready is a check that a sandbox must pass before the caller gets it.
 	Ready ReadyCheck `json:"ready,omitzero"`
-	Price Price      `json:"price,omitzero"` // what tenants pay where the extension quotes nothing
+	Price Price      `json:"price,omitzero"` // what tenants pay if the extension quotes nothing
 	Pool  Pool       `json:"pool,omitzero"`
-	// Builtin is set for what came with the program and no operator wrote or changed.
+	// Builtin is set for a profile that came with the program and that no operator changed.
 	Builtin bool `json:"builtin,omitempty"`
 }
 
-// Pool keeps sandboxes of a profile ready, so that a create that asks for nothing
-// special is answered with one of them. Nobody pays for those that wait, and one that
-// was used never comes back.
+// Pool keeps sandboxes of a profile ready. A create without special wishes gets one of them. Waiting
+// sandboxes cost nothing, and a used one never returns to the pool.
 type Pool struct {
-	Size int `json:"size,omitempty"` // how many wait at a time; 0 means no pool
-	// MaxAge is how long one waits before a new one takes its place (DefaultPoolAge if
-	// zero). It bounds what a broker that never comes back leaves behind, too.
+	Size int `json:"size,omitempty"` // how many wait at the same time; 0 means no pool
+	// MaxAge is how long a sandbox waits before a new one replaces it (DefaultPoolAge if zero). If the
+	// broker never returns, waiting sandboxes end after this time too.
 	MaxAge time.Duration `json:"max_age_ns,omitempty"`
 }
 
 // MaxPool bounds the size of one pool.
 const MaxPool = 1000
 
-// DefaultPoolAge applies where a profile names no age.
+// DefaultPoolAge applies if a profile sets no age.
 const DefaultPoolAge = time.Hour
 
 // Price is a profile's own tariff.
@@ -79,14 +75,14 @@ type Price struct {
 	PerHour Credits `json:"per_hour,omitempty"`
 }
 
-// DefaultTTL and DefaultMaxTTL apply where a profile names no lifetime.
+// DefaultTTL and DefaultMaxTTL apply if a profile sets no lifetime.
 const (
 	DefaultTTL    = 30 * time.Minute
 	DefaultMaxTTL = 24 * time.Hour
 )
 
-// TTLIdle, as a time to live, is as long as the sandbox is used: it ends when nobody used it for
-// Profile.Idle, or after Profile.MaxTTL. In files, requests and on the command line it is TTLIdleText.
+// TTLIdle as a time to live means as long as the sandbox is used: it ends after Profile.Idle without
+// use, or after Profile.MaxTTL. Files, requests and the command line write it as TTLIdleText.
 const (
 	TTLIdle     time.Duration = -1
 	TTLIdleText               = "idle"
@@ -98,9 +94,9 @@ type Isolation string
 
 // The isolation levels, weakest first.
 const (
-	IsolationProcess   Isolation = "process"   // own processes and directory on a shared system
+	IsolationProcess   Isolation = "process"   // separate processes and directory on a shared system
 	IsolationContainer Isolation = "container" // namespaces and cgroups on a shared kernel
-	IsolationGVisor    Isolation = "gvisor"    // a user-space kernel between the guest and the host's
+	IsolationGVisor    Isolation = "gvisor"    // a user-space kernel between the guest and the host's kernel
 	IsolationVM        Isolation = "vm"        // a virtual machine with its own kernel
 )
 
@@ -109,13 +105,13 @@ func Isolations() []Isolation {
 	return []Isolation{IsolationProcess, IsolationContainer, IsolationGVisor, IsolationVM}
 }
 
-// PricingModel says who pays for an extension's sandboxes.
+// PricingModel says how an extension's sandboxes are paid for.
 type PricingModel string
 
 // The pricing models.
 const (
-	PricingSelfHosted PricingModel = "self-hosted" // runs on machines the operator has anyway
-	PricingMetered    PricingModel = "metered"     // somebody sends a bill for use
+	PricingSelfHosted PricingModel = "self-hosted" // runs on the operator's own machines
+	PricingMetered    PricingModel = "metered"     // a provider charges for use
 )
 
 // PricingModels lists every pricing model.
@@ -126,19 +122,19 @@ type Input struct {
 	Name     string `json:"name" doc:"Or *: every name that is not listed may be given"` // or AnyInput
 	Help     string `json:"help"`
 	Required bool   `json:"required,omitempty"`
-	// OneOf groups alternatives: of the inputs with the same OneOf, at least one
-	// must be given, unless a host or an image is, which says as well what the sandbox is to be.
-	OneOf   string `json:"one_of,omitempty" doc:"A group, one of which must be given unless a host or an image is"`
+	// OneOf groups alternatives: at least one input of a group must be given, unless a host or an image
+	// is given, which also determines the sandbox.
+	OneOf   string `json:"one_of,omitempty" doc:"A group: one of its inputs must be given unless a host or an image is given"`
 	Default string `json:"default,omitempty"`
-	// Restricted says that the value decides what the broker or a host of ours reaches,
-	// reads or runs. An administrator and a profile of this installation may give it;
-	// anybody else only what the extension admits (Admitter).
+	// Restricted says that the value decides what the broker or one of the operator's hosts reaches,
+	// reads or runs. An administrator or a profile of this installation may give it; other callers only
+	// values that the extension admits (Admitter).
 	Restricted bool `json:"restricted,omitempty"`
 }
 
-// CheckInputName refuses what cannot be the name of an input: AnyInput, names that stand for other parts of a
-// request (RestrictedImage, RestrictedHost, RestrictedMounts), and what is not 1 to MaxInputName visible ASCII characters
-// without "=". Kind: Invalid.
+// CheckInputName refuses an invalid name of an input: AnyInput, names of other parts of a request
+// (RestrictedImage, RestrictedHost, RestrictedMounts), and names other than 1 to MaxInputName visible
+// ASCII characters without "=". Kind: Invalid.
 func CheckInputName(name string) error {
 	switch {
 	case name == RestrictedImage || name == RestrictedHost || name == RestrictedMounts:
@@ -152,8 +148,8 @@ func CheckInputName(name string) error {
 // MaxInputName bounds the name of an input, in bytes.
 const MaxInputName = 128
 
-// DeclarationOf returns what of declared holds for the input called name: its own declaration, or that of
-// AnyInput, of which only Restricted counts.
+// DeclarationOf returns the declaration in declared for the input name: its own one, or that of
+// AnyInput, where only Restricted counts.
 func DeclarationOf(declared []Input, name string) (in Input, ok bool) {
 	for _, d := range declared {
 		if d.Name == name {
@@ -172,14 +168,14 @@ type ExtensionInfo struct {
 	ID           string       `json:"id"` // "ext.<name>"
 	Title        string       `json:"title,omitempty"`
 	Adapter      string       `json:"adapter"` // the adapter's Kind
-	Handler      string       `json:"handler"` // as written in the file
+	Handler      string       `json:"handler"` // as in the file
 	Isolation    []Isolation  `json:"isolation_levels"`
 	Pricing      PricingModel `json:"pricing_model"`
-	Capabilities []Capability `json:"capabilities"` // what the opened extension really has
+	Capabilities []Capability `json:"capabilities"` // those of the opened extension
 	Inputs       []Input      `json:"inputs"`
-	Max          int          `json:"max,omitempty" doc:"How many sandboxes may take room there at once, those in pools too. Absent: as many as it takes"`
+	Max          int          `json:"max,omitempty" doc:"How many sandboxes may take room there at the same time, including those in pools. Absent: as many as the backend takes"`
 	Runtime      string       `json:"runtime,omitempty"` // Adapter.Runtime
-	Notices      []string     `json:"notices,omitempty"` // what an operator should know and act upon; for administrators
-	Problem      string       `json:"problem,omitempty"` // why it could not be opened here; empty when it was
-	RetryAt      time.Time    `json:"retry_at,omitzero"` // when opening it is tried again
+	Notices      []string     `json:"notices,omitempty"` // problems that an operator should solve; for administrators
+	Problem      string       `json:"problem,omitempty"` // why it could not be opened; empty when it was
+	RetryAt      time.Time    `json:"retry_at,omitzero"` // time of the next attempt to open it
 }

@@ -5,28 +5,28 @@ import (
 	"time"
 )
 
-// Resource is something of which a quota bounds how much a tenant has.
+// Resource is something that a quota bounds.
 type Resource string
 
-// The resources. What of them a tenant uses is counted from the records; execs and
-// requests, which end with the broker, in memory.
+// The resources. A tenant's use of them is counted from the records. Execs and requests, which end with
+// the broker, are counted in memory.
 const (
-	// Sandboxes that are not terminated: paused ones too, and those whose teardown is
-	// still to be done; not those that wait in a pool.
+	// QuotaSandboxes counts sandboxes that are not terminated: also paused ones, and those whose
+	// teardown is not done; not those that wait in a pool.
 	QuotaSandboxes Resource = "sandboxes"
 	// QuotaDisk is the sum of their disk limits, in bytes.
 	QuotaDisk Resource = "disk"
-	// QuotaImages are the different images that they were asked for with, besides those of
-	// their profiles.
+	// QuotaImages counts the different images that their requests named, apart from those of their
+	// profiles.
 	QuotaImages Resource = "images"
-	// QuotaSnapshots are those that are not dropped, also those that the broker makes for
+	// QuotaSnapshots counts snapshots that are not dropped, including those that the broker makes for
 	// pauses and forks.
 	QuotaSnapshots Resource = "snapshots"
-	// QuotaSnapshotBytes is the size of their content ([SnapshotRecord.Bytes]).
+	// QuotaSnapshotBytes is the size of their content in bytes ([SnapshotRecord.Bytes]).
 	QuotaSnapshotBytes Resource = "snapshot_bytes"
-	// QuotaExecs are commands at once.
+	// QuotaExecs counts commands that run at the same time.
 	QuotaExecs Resource = "execs"
-	// QuotaRequests are requests to the API a minute.
+	// QuotaRequests counts requests to the API within a minute.
 	QuotaRequests Resource = "requests"
 )
 
@@ -38,7 +38,7 @@ func Resources() []Resource {
 // InBytes reports whether r is measured in bytes.
 func (r Resource) InBytes() bool { return r == QuotaDisk || r == QuotaSnapshotBytes }
 
-// Format writes an amount of r for people.
+// Format writes an amount of r for display.
 func (r Resource) Format(n int64) string {
 	if !r.InBytes() {
 		return strconv.FormatInt(n, 10)
@@ -55,11 +55,10 @@ func (r Resource) Format(n int64) string {
 	return strconv.FormatFloat(float64(n)/float64(int64(1)<<(10*i)), 'f', digits, 64) + units[i]
 }
 
-// A Quota bounds what one tenant has, by resource. What it leaves out is not bounded; 0
-// is none at all.
+// A Quota bounds a tenant's use by resource. A resource that is missing is not bounded; 0 permits none.
 type Quota map[Resource]int64
 
-// Only returns those bounds of q that are about one of rs; nil if there are none.
+// Only returns the bounds of q for the resources rs; nil if there are none.
 func (q Quota) Only(rs ...Resource) Quota {
 	var out Quota
 	for _, r := range rs {
@@ -73,10 +72,10 @@ func (q Quota) Only(rs ...Resource) Quota {
 	return out
 }
 
-// Amounts are how much there is of each resource.
+// Amounts is an amount of each resource.
 type Amounts map[Resource]int64
 
-// Quotas are those of all tenants: an entry of a tenant's own, or else Default.
+// Quotas holds the quotas of all tenants: a tenant's own entry, otherwise Default.
 type Quotas struct {
 	Default Quota
 	Tenants map[string]Quota
@@ -90,8 +89,8 @@ func (q Quotas) Of(tenant string) Quota {
 	return q.Default
 }
 
-// OverQuota is the error for a tenant that would have too much of r: it has used of most, and
-// asks for more. RetryAfter may be set where time helps.
+// OverQuota returns the Exhausted error for a tenant whose use of r would exceed its quota: it uses
+// used of most and asks for more. RetryAfter is set if waiting may help.
 func OverQuota(tenant string, r Resource, used, most, more int64) *Error {
 	have := r.Format(used) + " of " + r.Format(most)
 	if r == QuotaRequests {
@@ -103,18 +102,18 @@ func OverQuota(tenant string, r Resource, used, most, more int64) *Error {
 	e := E(Exhausted, nil, "the quota of tenant %s for %s is used: %s", tenant, r, have)
 	switch r {
 	case QuotaRequests:
-		return e.WithHint("ask less often, or ask an administrator for more; see: sandboxer quota")
+		return e.WithHint("send fewer requests, or ask an administrator for more; see: sandboxer quota")
 	case QuotaExecs:
 		e.RetryAfter = time.Second
 		return e.WithHint("try again when a command has ended, or ask an administrator for more; see: sandboxer quota")
 	case QuotaSnapshots, QuotaSnapshotBytes:
-		return e.WithHint("drop some (sandboxer snapshot rm), or ask an administrator for more; see: sandboxer quota")
+		return e.WithHint("drop some (sandboxer snapshot rm ID), or ask an administrator for more; see: sandboxer quota")
 	}
-	return e.WithHint("destroy some (sandboxer destroy), or ask an administrator for more; see: sandboxer quota")
+	return e.WithHint("destroy some (sandboxer destroy ID), or ask an administrator for more; see: sandboxer quota")
 }
 
-// Check compares what a tenant has with what it had before a change. Exhausted: the
-// change makes something larger that is larger than q then.
+// Check compares a tenant's use before and after a change. It returns Exhausted if the change increases
+// the use of a resource beyond q.
 func (q Quota) Check(tenant string, before, after Amounts) error {
 	for _, r := range Resources() {
 		if most, ok := q[r]; ok && after[r] > most && after[r] > before[r] {
@@ -124,13 +123,13 @@ func (q Quota) Check(tenant string, before, after Amounts) error {
 	return nil
 }
 
-// A TenantQuota bounds what one tenant has of what records tell.
+// A TenantQuota bounds one tenant's use of the resources that are counted from records.
 type TenantQuota struct {
 	Tenant string
 	Quota  Quota
 }
 
-// QuotaUse is what one tenant has.
+// QuotaUse is one tenant's use of resources.
 type QuotaUse struct {
 	Tenant string
 	Used   Amounts
@@ -138,7 +137,7 @@ type QuotaUse struct {
 
 // QuotaUseQuery selects tenants.
 type QuotaUseQuery struct {
-	Tenant string // only this one, whether it has anything or not; empty means all that have something
-	After  string // a tenant: those behind it
+	Tenant string // only this tenant, even if it uses nothing; empty means all that use something
+	After  string // name of a tenant; the page begins after it
 	Limit  int    // at most MaxPage; 0 means DefaultPage
 }

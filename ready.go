@@ -7,31 +7,31 @@ import (
 	"time"
 )
 
-// A ReadyCheck is what a profile wants of a sandbox before its user gets it, once its
-// extension says that it is ready: that it answers an HTTP request, or that a command inside
-// ends with 0. The zero ReadyCheck wants nothing. The broker asks, at once and then again and
-// again, until it holds or Timeout is over.
+// A ReadyCheck is what a profile requires of a sandbox before the caller gets it, once the extension
+// reports it as ready: an HTTP request is answered, or a command inside ends with 0. The zero
+// ReadyCheck requires nothing. The broker asks repeatedly, without a delay before the first attempt,
+// until the check succeeds or Timeout is over.
 type ReadyCheck struct {
 	HTTP    ReadyHTTP     `json:"http,omitzero"`
-	Command []string      `json:"command,omitempty"`    // run as the sandbox's default user in the workspace
-	Timeout time.Duration `json:"timeout_ns,omitempty"` // of all asking; DefaultReadyTimeout if zero, at most MaxReadyTimeout
+	Command []string      `json:"command,omitempty"`    // runs as the sandbox's default user in the workspace
+	Timeout time.Duration `json:"timeout_ns,omitempty"` // of all attempts; DefaultReadyTimeout if zero, at most MaxReadyTimeout
 }
 
-// ReadyHTTP is a GET request, and what has to be answered. Redirects are not followed.
+// ReadyHTTP is a GET request and the expected status. Redirects are not followed.
 type ReadyHTTP struct {
 	Port   int    `json:"port,omitempty"`   // inside; 0 means the sandbox's own URL (Reachability.URL)
 	Path   string `json:"path,omitempty"`   // with its query; "/" if empty
-	Status int    `json:"status,omitempty"` // this one and no other; 200 if zero
+	Status int    `json:"status,omitempty"` // expected status; 200 if zero
 }
 
-// The time that a sandbox has to answer as its ReadyCheck wants. The longest is well within
-// the time after which a sandbox that is not finished is given up.
+// The default and the longest ReadyCheck.Timeout. The longest is well within the time after which the
+// broker gives up an unfinished sandbox.
 const (
 	DefaultReadyTimeout = 30 * time.Second
 	MaxReadyTimeout     = 20 * time.Minute
 )
 
-// WithDefaults returns r with what it leaves out filled in.
+// WithDefaults returns r with defaults in its empty fields.
 func (r ReadyCheck) WithDefaults() ReadyCheck {
 	if !r.Asks() {
 		return r
@@ -43,10 +43,10 @@ func (r ReadyCheck) WithDefaults() ReadyCheck {
 	return r
 }
 
-// Asks reports whether r wants anything.
+// Asks reports whether r requires anything.
 func (r ReadyCheck) Asks() bool { return r.HTTP != (ReadyHTTP{}) || len(r.Command) > 0 }
 
-// Check refuses, as Invalid, what cannot be asked.
+// Check refuses an invalid r. Kind: Invalid.
 func (r ReadyCheck) Check() error {
 	h := r.HTTP
 	switch {
@@ -59,7 +59,7 @@ func (r ReadyCheck) Check() error {
 	case h.Path != "" && !isRequestPath(h.Path):
 		return E(Invalid, nil, "%.80q is not the path of a request: want / and visible ASCII characters, at most %d, without #", h.Path, maxReadyPath)
 	case h.Status != 0 && (h.Status < 200 || h.Status > 599):
-		return E(Invalid, nil, "no request is answered with the status %d in the end: want 200 to 599", h.Status)
+		return E(Invalid, nil, "%d is not a final status of HTTP: want 200 to 599", h.Status)
 	case r.Timeout < 0 || r.Timeout > MaxReadyTimeout:
 		return E(Invalid, nil, "a timeout of %s: want at most %s", FormatDuration(r.Timeout), FormatDuration(MaxReadyTimeout))
 	case len(r.Command) > 0 && r.Command[0] == "":
@@ -77,8 +77,8 @@ func isRequestPath(p string) bool {
 	return len(p) <= maxReadyPath && p[0] == '/' && !strings.ContainsFunc(p, func(c rune) bool { return c <= ' ' || c > '~' || c == '#' })
 }
 
-// Lacks says what an extension with the capabilities can would need for r to be asked: "" if it
-// can be. Whether its sandboxes have a URL of their own is known when there is one.
+// Lacks returns the capabilities that an extension with the capabilities can is missing for r; "" if
+// none. Whether its sandboxes have a URL is known only when there is a sandbox.
 func (r ReadyCheck) Lacks(can []Capability) string {
 	has := func(c Capability) bool { return slices.Contains(can, c) }
 	switch {

@@ -6,49 +6,49 @@ import (
 	"time"
 )
 
-// CreateRequest is what a caller asks for. Zero fields take the profile's values.
+// CreateRequest asks for a sandbox. Zero fields take the profile's values.
 type CreateRequest struct {
 	Profile  string            `json:"profile" example:"profile.local" doc:"Also accepted without its prefix: local"`
 	Inputs   map[string]string `json:"inputs,omitempty" example:"{\"repo\":\"/src/app\"}" doc:"The profile's key=value arguments"`
 	Name     string            `json:"name,omitempty" example:"build" doc:"Unique among the tenant's live sandboxes"`
 	TTL      time.Duration     `json:"ttl,omitempty" example:"30m" doc:"How long it lives, or idle: as long as it is used, at most the profile's max_ttl"`
-	Idle     time.Duration     `json:"idle,omitempty" example:"10m" doc:"Nobody may use it for so long until on_idle is done; at most the profile's"`
+	Idle     time.Duration     `json:"idle,omitempty" example:"10m" doc:"Time without use after which on_idle applies; at most the profile's"`
 	OnIdle   ExpiryAction      `json:"on_idle,omitempty" enum:"destroy,pause" doc:"What happens then; pause unless the profile says destroy"`
-	OnTTL    ExpiryAction      `json:"on_ttl,omitempty" enum:"destroy,pause" doc:"What happens when its time to live is over; pause unless the profile says destroy"`
-	Consumer Consumer          `json:"consumer,omitzero" doc:"Who asked, for attribution"`
+	OnTTL    ExpiryAction      `json:"on_ttl,omitempty" enum:"destroy,pause" doc:"What happens when it expires; pause unless the profile says destroy"`
+	Consumer Consumer          `json:"consumer,omitzero" doc:"Requester, for attribution"`
 	Labels   map[string]string `json:"labels,omitempty"`
 	Env      map[string]string `json:"env,omitempty" doc:"Environment of the sandbox's processes; never returned"`
 	Limits   Limits            `json:"limits,omitzero"`
 	Network  *NetworkPolicy    `json:"network,omitempty"`
 	Command  []string          `json:"command,omitempty" doc:"Main process"`
 	Image    string            `json:"image,omitempty"`
-	User     string            `json:"user,omitempty" maxLength:"64" doc:"Who runs commands that name nobody, and owns the workspace: name or uid[:gid]"`
+	User     string            `json:"user,omitempty" maxLength:"64" doc:"Default user of commands, and owner of the workspace: name or uid[:gid]"`
 	Mounts   []Mount           `json:"mounts,omitempty"`
-	Host     string            `json:"host,omitempty" doc:"Asked-for placement"`
-	MaxCost  Credits           `json:"max_cost,omitempty" example:"0.50" doc:"Refuse when the quote is higher"` // with NoCredit; 0 means no bound
+	Host     string            `json:"host,omitempty" doc:"Requested host"`
+	MaxCost  Credits           `json:"max_cost,omitempty" example:"0.50" doc:"Refuse when the quote is higher"` // NoCredit when the quote is higher; 0 means no bound
 	Thread   Thread            `json:"thread,omitzero" doc:"Gives the sandbox a deterministic ID"`
 
-	// Key is the idempotency key, and NoWaiting asks for an answer as soon as the record is
-	// committed, with the sandbox still creating. Over HTTP both are headers:
-	// Idempotency-Key, which the client makes if it is empty, and Prefer: respond-async.
+	// Key is the idempotency key. With NoWaiting the answer comes as soon as the record is committed,
+	// while the sandbox is still creating. Over HTTP both are headers: Idempotency-Key, which the
+	// client generates if Key is empty, and Prefer: respond-async.
 	Key       string `json:"-"`
 	NoWaiting bool   `json:"-"`
 }
 
-// RestoreRequest asks for a new sandbox from a snapshot. Zero fields take the values of
-// the profile; environment and inputs are the source's, with Env and Inputs added.
+// RestoreRequest asks for a new sandbox from a snapshot. Zero fields take the values of the profile.
+// Environment and inputs are the source's, with Env and Inputs added.
 type RestoreRequest struct {
 	Profile string       `json:"profile,omitempty" example:"profile.local" doc:"Default: the source's. On another extension only a portable snapshot can be restored"`
 	Kind    SnapshotKind `json:"kind,omitempty" enum:"native,portable" doc:"Default native where that can be restored"`
-	// Inputs and Host say otherwise than the source had it, and so only for the portable form:
-	// a native one goes on as it was. An empty input takes away that of the source.
-	Inputs   map[string]string `json:"inputs,omitempty" doc:"Added to the source's, which an empty value takes away; only for the portable form"`
-	Host     string            `json:"host,omitempty" doc:"Asked-for placement; only for the portable form"`
+	// Inputs and Host replace values of the source. They are for the portable form only, because a
+	// native one continues unchanged. An empty input removes that of the source.
+	Inputs   map[string]string `json:"inputs,omitempty" doc:"Added to the source's; an empty value removes one of those. Only for the portable form"`
+	Host     string            `json:"host,omitempty" doc:"Requested host; only for the portable form"`
 	Name     string            `json:"name,omitempty" example:"copy"`
 	TTL      time.Duration     `json:"ttl,omitempty" example:"30m" doc:"How long it lives, or idle: as long as it is used, at most the profile's max_ttl"`
-	Idle     time.Duration     `json:"idle,omitempty" example:"10m" doc:"Nobody may use it for so long until on_idle is done; at most the profile's"`
+	Idle     time.Duration     `json:"idle,omitempty" example:"10m" doc:"Time without use after which on_idle applies; at most the profile's"`
 	OnIdle   ExpiryAction      `json:"on_idle,omitempty" enum:"destroy,pause" doc:"What happens then; pause unless the profile says destroy"`
-	OnTTL    ExpiryAction      `json:"on_ttl,omitempty" enum:"destroy,pause" doc:"What happens when its time to live is over; pause unless the profile says destroy"`
+	OnTTL    ExpiryAction      `json:"on_ttl,omitempty" enum:"destroy,pause" doc:"What happens when it expires; pause unless the profile says destroy"`
 	Consumer Consumer          `json:"consumer,omitzero"`
 	Labels   map[string]string `json:"labels,omitempty"`
 	Env      map[string]string `json:"env,omitempty" doc:"Added to the source's; never returned"`
@@ -76,8 +76,8 @@ type SnapshotRequest struct {
 	TTL  time.Duration `json:"ttl,omitempty" example:"24h" doc:"Drop it after so long; default never"`
 }
 
-// ExtendRequest moves the expiry: TTL counts from now and may also shorten, Add from the present
-// expiry. Exactly one is given.
+// ExtendRequest moves the expiry. TTL counts from now and may also shorten the life; Add counts from
+// the present expiry. Exactly one is given.
 type ExtendRequest struct {
 	TTL time.Duration `json:"ttl,omitempty" example:"1h" doc:"Lifetime from now"`
 	Add time.Duration `json:"add,omitempty" doc:"Added to the present expiry"`
@@ -88,25 +88,10 @@ type PauseRequest struct {
 	Depth PauseDepth `json:"depth,omitempty" enum:"freeze,disk,files" doc:"Default: the profile's, else freeze where the extension can, else disk"`
 }
 
-// ResumeRequest says how to go on. Without a TTL what was left goes on, or, where nothing was,
-// the profile's is granted anew.
+// ResumeRequest resumes a paused sandbox. Without a TTL its remaining time continues; if none remained,
+// the profile's time to live is granted again.
 type ResumeRequest struct {
-	TTL time.Duration `json:"ttl,omitempty" example:"30m" doc:"Time to live from now; default: what was left goes on"`
-}
-
-// AdoptRequest says what the stamp of a quarantined object does not.
-type AdoptRequest struct {
-	Tenant  string        `json:"tenant,omitempty" doc:"Whose it becomes; only where it has no stamp"`
-	Profile string        `json:"profile,omitempty" doc:"What it was made from; only where it has no stamp"`
-	TTL     time.Duration `json:"ttl,omitempty" example:"1h" doc:"How long it lives from now; left out: as long as before"` // what its fuse or its profile says
-}
-
-// AdoptSnapshotRequest says what a snapshot that the database does not know does not say of
-// itself.
-type AdoptSnapshotRequest struct {
-	Name    string `json:"name,omitempty" doc:"Unique among the tenant's snapshots"`
-	Tenant  string `json:"tenant,omitempty" doc:"Whose it becomes; only where it has no stamp, as portable ones have none"`
-	Profile string `json:"profile,omitempty" doc:"What it was made from, where it does not say"`
+	TTL time.Duration `json:"ttl,omitempty" example:"30m" doc:"Time to live from now; default: the remaining one continues"`
 }
 
 // KeyRequest asks for an API key.
@@ -117,8 +102,8 @@ type KeyRequest struct {
 	TTL    time.Duration `json:"ttl,omitempty" example:"720h" doc:"Never expires if empty"`
 }
 
-// In JSON, as the API has them, requests write durations and money as text: "30m0s", "0.12". Each
-// says below which of its fields that are, and they hide those of the same name; everything else
+// In the API's JSON, requests write durations and money as text: "30m0s", "0.12". Each request
+// lists those fields below, and they hide the fields of the same name; everything else
 // is as its tags say.
 
 func (r *CreateRequest) text() any {
@@ -175,14 +160,6 @@ func (r *ResumeRequest) text() any {
 	}{(*plain)(r), (*DurationText)(&r.TTL)}
 }
 
-func (r *AdoptRequest) text() any {
-	type plain AdoptRequest
-	return &struct {
-		*plain
-		TTL *DurationText `json:"ttl,omitzero"`
-	}{(*plain)(r), (*DurationText)(&r.TTL)}
-}
-
 func (r *KeyRequest) text() any {
 	type plain KeyRequest
 	return &struct {
@@ -192,25 +169,53 @@ func (r *KeyRequest) text() any {
 }
 
 // MarshalJSON writes durations and money as text.
-func (r CreateRequest) MarshalJSON() ([]byte, error)   { return json.Marshal(r.text()) }
-func (r RestoreRequest) MarshalJSON() ([]byte, error)  { return json.Marshal(r.text()) }
-func (r ForkRequest) MarshalJSON() ([]byte, error)     { return json.Marshal(r.text()) }
-func (r SnapshotRequest) MarshalJSON() ([]byte, error) { return json.Marshal(r.text()) }
-func (r ExtendRequest) MarshalJSON() ([]byte, error)   { return json.Marshal(r.text()) }
-func (r ResumeRequest) MarshalJSON() ([]byte, error)   { return json.Marshal(r.text()) }
-func (r AdoptRequest) MarshalJSON() ([]byte, error)    { return json.Marshal(r.text()) }
-func (r KeyRequest) MarshalJSON() ([]byte, error)      { return json.Marshal(r.text()) }
+func (r CreateRequest) MarshalJSON() ([]byte, error) { return json.Marshal(r.text()) }
 
-// UnmarshalJSON reads what MarshalJSON writes, and no other names. Kind: Invalid for a duration or
-// an amount that is none.
-func (r *CreateRequest) UnmarshalJSON(b []byte) error   { return readText(b, r.text()) }
-func (r *RestoreRequest) UnmarshalJSON(b []byte) error  { return readText(b, r.text()) }
-func (r *ForkRequest) UnmarshalJSON(b []byte) error     { return readText(b, r.text()) }
+// MarshalJSON writes durations and money as text.
+func (r RestoreRequest) MarshalJSON() ([]byte, error) { return json.Marshal(r.text()) }
+
+// MarshalJSON writes durations and money as text.
+func (r ForkRequest) MarshalJSON() ([]byte, error) { return json.Marshal(r.text()) }
+
+// MarshalJSON writes durations as text.
+func (r SnapshotRequest) MarshalJSON() ([]byte, error) { return json.Marshal(r.text()) }
+
+// MarshalJSON writes durations as text.
+func (r ExtendRequest) MarshalJSON() ([]byte, error) { return json.Marshal(r.text()) }
+
+// MarshalJSON writes durations as text.
+func (r ResumeRequest) MarshalJSON() ([]byte, error) { return json.Marshal(r.text()) }
+
+// MarshalJSON writes durations as text.
+func (r KeyRequest) MarshalJSON() ([]byte, error) { return json.Marshal(r.text()) }
+
+// UnmarshalJSON reads the output of MarshalJSON and refuses unknown names. Kind: Invalid for a wrong
+// duration or amount.
+func (r *CreateRequest) UnmarshalJSON(b []byte) error { return readText(b, r.text()) }
+
+// UnmarshalJSON reads the output of MarshalJSON and refuses unknown names. Kind: Invalid for a wrong
+// duration or amount.
+func (r *RestoreRequest) UnmarshalJSON(b []byte) error { return readText(b, r.text()) }
+
+// UnmarshalJSON reads the output of MarshalJSON and refuses unknown names. Kind: Invalid for a wrong
+// duration or amount.
+func (r *ForkRequest) UnmarshalJSON(b []byte) error { return readText(b, r.text()) }
+
+// UnmarshalJSON reads the output of MarshalJSON and refuses unknown names. Kind: Invalid for a wrong
+// duration.
 func (r *SnapshotRequest) UnmarshalJSON(b []byte) error { return readText(b, r.text()) }
-func (r *ExtendRequest) UnmarshalJSON(b []byte) error   { return readText(b, r.text()) }
-func (r *ResumeRequest) UnmarshalJSON(b []byte) error   { return readText(b, r.text()) }
-func (r *AdoptRequest) UnmarshalJSON(b []byte) error    { return readText(b, r.text()) }
-func (r *KeyRequest) UnmarshalJSON(b []byte) error      { return readText(b, r.text()) }
+
+// UnmarshalJSON reads the output of MarshalJSON and refuses unknown names. Kind: Invalid for a wrong
+// duration.
+func (r *ExtendRequest) UnmarshalJSON(b []byte) error { return readText(b, r.text()) }
+
+// UnmarshalJSON reads the output of MarshalJSON and refuses unknown names. Kind: Invalid for a wrong
+// duration.
+func (r *ResumeRequest) UnmarshalJSON(b []byte) error { return readText(b, r.text()) }
+
+// UnmarshalJSON reads the output of MarshalJSON and refuses unknown names. Kind: Invalid for a wrong
+// duration.
+func (r *KeyRequest) UnmarshalJSON(b []byte) error { return readText(b, r.text()) }
 
 func readText(b []byte, v any) error {
 	d := json.NewDecoder(bytes.NewReader(b))
@@ -224,15 +229,16 @@ type DurationText time.Duration
 // Std returns d as a time.Duration.
 func (d DurationText) Std() time.Duration { return time.Duration(d) }
 
+// String returns d as "1h30m0s".
 func (d DurationText) String() string { return time.Duration(d).String() }
 
-// IsZero reports whether d is left out.
+// IsZero reports whether d is not set.
 func (d DurationText) IsZero() bool { return d == 0 }
 
 // MarshalText writes d as "1h30m0s".
 func (d DurationText) MarshalText() ([]byte, error) { return []byte(d.String()), nil }
 
-// UnmarshalText accepts what time.ParseDuration accepts.
+// UnmarshalText accepts what time.ParseDuration accepts. Kind: Invalid.
 func (d *DurationText) UnmarshalText(b []byte) error {
 	v, err := time.ParseDuration(string(b))
 	if err != nil {
@@ -243,12 +249,13 @@ func (d *DurationText) UnmarshalText(b []byte) error {
 	return nil
 }
 
-// TTLText is a time to live: as DurationText has it, or TTLIdleText for TTLIdle.
+// TTLText is a time to live: a DurationText, or TTLIdleText for TTLIdle.
 type TTLText time.Duration
 
 // Std returns d as a time.Duration.
 func (d TTLText) Std() time.Duration { return time.Duration(d) }
 
+// String returns d as "1h30m0s", or "idle".
 func (d TTLText) String() string {
 	if d.Std() == TTLIdle {
 		return TTLIdleText
@@ -256,13 +263,13 @@ func (d TTLText) String() string {
 	return d.Std().String()
 }
 
-// IsZero reports whether d is left out.
+// IsZero reports whether d is not set.
 func (d TTLText) IsZero() bool { return d == 0 }
 
 // MarshalText writes d as "1h30m0s", or "idle".
 func (d TTLText) MarshalText() ([]byte, error) { return []byte(d.String()), nil }
 
-// UnmarshalText accepts what time.ParseDuration accepts, and "idle".
+// UnmarshalText accepts what time.ParseDuration accepts, and "idle". Kind: Invalid.
 func (d *TTLText) UnmarshalText(b []byte) error {
 	if string(b) == TTLIdleText {
 		*d = TTLText(TTLIdle)
@@ -285,15 +292,16 @@ type CreditsText Credits
 // Std returns c as Credits.
 func (c CreditsText) Std() Credits { return Credits(c) }
 
+// String returns c with at least two decimals.
 func (c CreditsText) String() string { return Credits(c).String() }
 
-// IsZero reports whether c is left out.
+// IsZero reports whether c is not set.
 func (c CreditsText) IsZero() bool { return c == 0 }
 
 // MarshalText writes c with at least two decimals.
 func (c CreditsText) MarshalText() ([]byte, error) { return []byte(c.String()), nil }
 
-// UnmarshalText reads a decimal with at most six decimals.
+// UnmarshalText reads a decimal with at most six decimals. Kind: Invalid.
 func (c *CreditsText) UnmarshalText(b []byte) error {
 	v, err := ParseCredits(string(b))
 	if err != nil {

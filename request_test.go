@@ -22,8 +22,6 @@ func TestRequestJSON(t *testing.T) {
 	requestJSON[ExtendRequest](t, nil)
 	requestJSON[PauseRequest](t, nil)
 	requestJSON[ResumeRequest](t, nil)
-	requestJSON[AdoptRequest](t, nil)
-	requestJSON[AdoptSnapshotRequest](t, nil)
 	requestJSON[KeyRequest](t, nil)
 }
 
@@ -100,7 +98,7 @@ func TestTTLText(t *testing.T) {
 			}
 		}
 	}
-	for _, r := range []json.Unmarshaler{new(ExtendRequest), new(ResumeRequest), new(AdoptRequest), new(SnapshotRequest), new(KeyRequest)} {
+	for _, r := range []json.Unmarshaler{new(ExtendRequest), new(ResumeRequest), new(SnapshotRequest), new(KeyRequest)} {
 		if err := r.UnmarshalJSON([]byte(`{"ttl":"idle"}`)); !errors.Is(err, Invalid) {
 			t.Errorf("%T: %v", r, err)
 		}

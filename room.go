@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// TakesRoom reports whether sb has, or may have, something on its backend: from before it is made
-// until it is proven gone. One that is paused to disk or to files has nothing there.
+// TakesRoom reports whether sb has, or may have, resources on its backend: from before it is made until
+// it is proven gone. A sandbox that is paused to disk or to files has none.
 func (sb *Sandbox) TakesRoom() bool {
 	switch sb.State {
 	case Terminated:
@@ -17,8 +17,8 @@ func (sb *Sandbox) TakesRoom() bool {
 	return true
 }
 
-// Room bounds how many sandboxes may take room at once (Sandbox.TakesRoom): of an extension, those
-// that wait in pools too, and of a profile, which those are not counted for. A bound of 0 is none.
+// Room bounds how many sandboxes may take room at the same time (Sandbox.TakesRoom). The bound of an
+// extension counts sandboxes in pools; that of a profile does not. A bound of 0 is none.
 type Room struct {
 	Extension    string
 	ExtensionMax int
@@ -29,24 +29,25 @@ type Room struct {
 // MaxRoom is the largest bound that can be set.
 const MaxRoom = 1_000_000
 
-// A FullError is the cause of an Exhausted error that Room is the reason of.
+// A FullError is the cause of an Exhausted error that comes from Room.
 type FullError struct {
-	Of string // the ID of the extension, or of the profile
+	Of string // ID of the extension or of the profile
 }
 
+// Error returns "ID is full".
 func (e *FullError) Error() string { return e.Of + " is full" }
 
-// fullRetryAfter is after how long somebody asks again who was told that there is no room: nobody
-// knows when a sandbox ends.
+// fullRetryAfter is when a caller may retry after "there is no room". It is a guess: it is not
+// known when a sandbox ends.
 const fullRetryAfter = 5 * time.Second
 
-// Check refuses, as Exhausted with a FullError as its cause, a change after which one of both has
-// more sandboxes than before and than it may have.
+// Check refuses a change that raises the number of sandboxes of the extension or of the profile above
+// its bound. Kind: Exhausted, with a FullError as its cause.
 func (r *Room) Check(before, after RoomUse) error {
 	full := func(what, id string, used, most int) error {
 		e := E(Exhausted, &FullError{id}, "%s", fmt.Sprintf("%s %s is full: it has %d of %d sandboxes", what, id, used, most))
 		e.RetryAfter = fullRetryAfter
-		return e.WithHint("try again when one has ended, destroy one (sandboxer destroy), or ask an administrator for more room (max)")
+		return e.WithHint("try again when one has ended, destroy one (sandboxer destroy ID), or ask an administrator for more room (max)")
 	}
 	switch {
 	case r.ProfileMax > 0 && after.Profile > r.ProfileMax && after.Profile > before.Profile:

@@ -20,9 +20,9 @@ import (
 // Sandbox is the broker's record of one generation of a sandbox. Only the manager
 // changes it, through a Store.
 type Sandbox struct {
-	// ID is unique in the installation: it is the key of the record, and what everything
-	// outside is named by. ShownID is the ID that the sandbox's tenant asked for and knows it
-	// by, where that is another one (ObjectID); Shown is what to show.
+	// ID is unique in the installation. It is the key of the record, and all outside objects are named
+	// after it. ShownID is the ID that the tenant asked for, if it differs (ObjectID). Shown returns
+	// the one to display.
 	ID         string `json:"id"`
 	ShownID    string `json:"shown_id,omitempty"`
 	Generation int    `json:"generation"` // 1 for the first sandbox of that ID
@@ -30,89 +30,88 @@ type Sandbox struct {
 	Tenant     string `json:"tenant"`
 	Profile    string `json:"profile"`
 	Extension  string `json:"extension"`
-	Host       string `json:"host,omitempty"` // where it is, or is to be; Spec.Host is what was asked for
-	// Untouched says that nothing of it was made at Host, or anywhere if that is empty, since
-	// none of the calls that were to do so came to it. It is taken back before the next one.
+	Host       string `json:"host,omitempty"` // present or chosen host; Spec.Host is the requested one
+	// Untouched says that nothing of the sandbox exists at Host, or anywhere if that is empty, because
+	// no call to make it has reached a host. It is cleared before the next such call.
 	Untouched bool     `json:"untouched,omitempty"`
 	Consumer  Consumer `json:"consumer,omitzero"`
-	// Thread is whom the sandbox was made for, if that was a thread; no other gets its ID. Its
-	// User is never empty.
+	// Thread is the thread that the sandbox was made for, if any; no other thread gets its ID. Its User
+	// is never empty.
 	Thread Thread `json:"thread,omitzero"`
 
 	State   State  `json:"state"`
 	Reason  Reason `json:"reason,omitempty"`  // why it ends
-	Message string `json:"message,omitempty"` // the same for people
-	Fault   Kind   `json:"fault,omitempty"`   // the kind of error a create failed with, to answer a repeated request alike
-	Hint    string `json:"hint,omitempty"`    // what it said to do
+	Message string `json:"message,omitempty"` // the same for display
+	Fault   Kind   `json:"fault,omitempty"`   // kind of error of a failed create, to answer a repeated request alike
+	Hint    string `json:"hint,omitempty"`    // hint of that error
 
 	Spec         Spec           `json:"spec"`
 	SealedEnv    []byte         `json:"-"` // Spec.Env, encrypted by the manager
 	Handle       Handle         `json:"handle"`
 	Reachability Reachability   `json:"reachability,omitzero"`
-	Opened       []OpenPort     `json:"opened,omitempty"` // what the port proxy serves
+	Opened       []OpenPort     `json:"opened,omitempty"` // ports that the port proxy serves
 	Cleanup      *CleanupReport `json:"cleanup,omitempty"`
-	Quote        MeterQuote     `json:"quote,omitzero"` // price snapshot: a later price change does not touch it
-	Cost         Credits        `json:"cost,omitempty"` // posted; final once terminated
+	Quote        MeterQuote     `json:"quote,omitzero"` // price at creation: later price changes do not affect it
+	Cost         Credits        `json:"cost,omitempty"` // charged so far; final once terminated
 
-	// RestoredFrom is the snapshot that the sandbox began with, RestoredAs the form that
-	// was taken: native or portable.
+	// RestoredFrom is the snapshot that the sandbox was restored from, RestoredAs the form that was
+	// used: native or portable.
 	RestoredFrom string       `json:"restored_from,omitempty"`
 	RestoredAs   SnapshotKind `json:"restored_as,omitempty"`
 
-	// Pause is set from pausing until it runs again. PausedFor sums former pauses:
-	// neither counts as running time. Every resume from a snapshot makes an object of a
-	// higher generation; Spec.Generation is that of the latest, Generation that of the
-	// first, and a later sandbox of the ID begins above both.
+	// Pause is set from pausing until the sandbox runs again. PausedFor is the sum of former pauses.
+	// Neither counts as running time. Every resume from a snapshot makes an object of a higher
+	// generation: Spec.Generation is that of the latest object, Generation that of the first, and a
+	// later sandbox of the ID begins above both.
 	Pause     Pause         `json:"pause,omitzero"`
 	PausedFor time.Duration `json:"paused_for_ns,omitempty"`
 
-	// Pool is the digest of what it was made of, if it was made for the pool of its
-	// profile; while it waits there it is nobody's: Tenant is empty. PooledAt is when it
-	// was ready there; the other times of a claimed one count from its claim.
+	// Pool identifies the material of a sandbox that was made for the pool of its profile. While it
+	// waits there it has no owner: Tenant is empty. PooledAt is when it became ready there; the other
+	// times of a claimed sandbox count from its claim.
 	Pool     string    `json:"pool,omitempty"`
 	PooledAt time.Time `json:"pooled_at,omitzero"`
 
-	Version     int64     `json:"version"` // grows with every write; a write with a stale one fails with Conflict
+	Version     int64     `json:"version"` // grows with every write; a write with an old one fails with Conflict
 	Retries     int       `json:"retries,omitempty"`
 	LastError   string    `json:"last_error,omitempty"` // of the step that is being retried
 	AbsentSince time.Time `json:"absent_since,omitzero"`
-	// UnresponsiveSince is when its backend first said that it is there and does not answer;
-	// zero while it does. It is not given up for that.
+	// UnresponsiveSince is when the backend first reported that the sandbox exists but does not answer;
+	// zero while it answers. The broker does not give it up for that.
 	UnresponsiveSince time.Time `json:"unresponsive_since,omitzero"`
 
 	CreatedAt time.Time `json:"created_at"`
-	// ProvisionedAt is when Provision had answered; WaitReady took from then until ReadyAt.
+	// ProvisionedAt is when Provision returned; WaitReady took from then until ReadyAt.
 	ProvisionedAt time.Time `json:"provisioned_at,omitzero"`
 
 	ReadyAt   time.Time `json:"ready_at,omitzero"`
-	ResumedAt time.Time `json:"resumed_at,omitzero"` // the last time
+	ResumedAt time.Time `json:"resumed_at,omitzero"` // last resume
 	UsedAt    time.Time `json:"used_at,omitzero"`
-	ExpiresAt time.Time `json:"expires_at,omitzero"` // while it is paused: how long it is kept
-	RetryAt   time.Time `json:"retry_at,omitzero"`   // the sweep leaves it alone until then
+	ExpiresAt time.Time `json:"expires_at,omitzero"` // end of the time to live; while paused, end of the pause
+	RetryAt   time.Time `json:"retry_at,omitzero"`   // the sweep ignores the sandbox until then
 	EndingAt  time.Time `json:"ending_at,omitzero"`
 	EndedAt   time.Time `json:"ended_at,omitzero"`
 
-	// Unconfirmed says that the database went back and the record may be older than its
-	// sandbox: until that is settled no deadline of it counts. ConfirmedAt is when it was.
+	// Unconfirmed is Claimed if the sandbox waited in a pool when the database went back in time.
 	Unconfirmed Unconfirmed `json:"unconfirmed,omitempty"`
-	ConfirmedAt time.Time   `json:"confirmed_at,omitzero"`
 
-	// Damaged says why the record could not be read; the other fields are then only
-	// what is left of it. It is never stored: writing the record mends it.
+	// Damaged says why the record could not be read; the other fields then hold only the readable rest.
+	// It is never stored: writing the record repairs it.
 	Damaged string `json:"-"`
-	// Found says, in what Create returns, that another request made this sandbox or is
-	// making it. It is never stored.
+	// Found says, in the result of Create, that another request made this sandbox or is making it. It
+	// is never stored.
 	Found bool `json:"-"`
 }
 
-// Shown is the ID that sb's tenant knows it by. Only together with the tenant it is unique.
+// Shown returns the ID that the tenant knows. It is unique only together with the tenant.
 func (sb *Sandbox) Shown() string { return cmp.Or(sb.ShownID, sb.ID) }
 
-// LivesByUse reports whether sb has no time to live but that of its use (TTLIdle). ExpiresAt is then
-// when it has lived for as long as its profile allows.
+// LivesByUse reports whether sb lives as long as it is used (TTLIdle). ExpiresAt is then the end of the
+// longest life that its profile allows.
 func (sb *Sandbox) LivesByUse() bool { return sb.Spec.Profile.TTL == TTLIdle }
 
-// EndsAt is when sb is over if nobody uses it until then; ExpiresAt, unless it lives by its use.
+// EndsAt returns when sb ends if it is not used until then. It is ExpiresAt, or earlier for a sandbox
+// that lives by its use.
 func (sb *Sandbox) EndsAt() time.Time {
 	if unused := sb.UsedAt.Add(sb.Spec.Profile.Idle); sb.State == Running && sb.LivesByUse() && unused.Before(sb.ExpiresAt) {
 		return unused
@@ -120,8 +119,8 @@ func (sb *Sandbox) EndsAt() time.Time {
 	return sb.ExpiresAt
 }
 
-// Ref names sb among those of all tenants: TENANT/ID. One that waits in a pool is nobody's and
-// has its ID alone.
+// Ref names sb among the sandboxes of all tenants: TENANT/ID. A sandbox in a pool has no owner and only
+// its ID.
 func (sb *Sandbox) Ref() string {
 	if sb.Tenant == "" {
 		return sb.ID
@@ -129,34 +128,30 @@ func (sb *Sandbox) Ref() string {
 	return sb.Tenant + "/" + sb.Shown()
 }
 
-// Unconfirmed is how far it is known whether what a record says still holds, after the
-// database went back.
+// Unconfirmed says that a record may be wrong about the owner of its sandbox, after the database went
+// back in time.
 type Unconfirmed string
 
-// What is to be known of an unconfirmed record.
-const (
-	Unasked Unconfirmed = "unasked" // its backend was not asked yet, or could not be
-	Untold  Unconfirmed = "untold"  // its backend cannot tell: it is kept until somebody extends or destroys it
-	Claimed Unconfirmed = "claimed" // it waited in a pool, and may be a tenant's since: its object is quarantined
-)
+// Claimed is of a sandbox that waited in a pool: it may be a tenant's since. No pool gives it out, and
+// its object is quarantined.
+const Claimed Unconfirmed = "claimed"
 
 // OpenPort is a port that the port proxy serves.
 type OpenPort struct {
 	Port int   `json:"port"`
-	Rev  int64 `json:"rev"` // signed URLs hold for one Rev; no two of a sandbox are equal
+	Rev  int64 `json:"rev"` // signed URLs are valid for one Rev; no two of a sandbox are equal
 }
 
-// Thread identifies a conversation of an agent: the same thread always gets the
-// same sandbox ID.
+// Thread identifies a conversation of an agent. The same thread always gets the same sandbox ID.
 type Thread struct {
 	User string `json:"user,omitempty"` // DefaultUser if empty
 	ID   string `json:"id,omitempty"`
 }
 
-// DefaultUser is the user of a thread that names none.
+// DefaultUser is the user of a thread without one.
 const DefaultUser = "default"
 
-// Compiled when first needed: the agent, which is on the path of every create, links
+// Compiled when first needed: the agent, which every create starts, links
 // this package and needs none of them.
 var (
 	idPattern     = lazyRegexp(`^[a-z0-9](?:[a-z0-9-]{0,46}[a-z0-9])?$`)
@@ -170,7 +165,7 @@ func lazyRegexp(pattern string) func() *regexp.Regexp {
 
 const idAlphabet = "0123456789abcdefghjkmnpqrstvwxyz" // Crockford's: no i, l, o, u
 
-// NewID returns a fresh random 8-character sandbox ID (40 bits).
+// NewID returns a random sandbox ID of 8 characters (40 bits).
 func NewID() string {
 	var b [8]byte
 	rand.Read(b[:])
@@ -180,9 +175,8 @@ func NewID() string {
 	return string(b[:])
 }
 
-// CheckID reports, as an Invalid error, why id cannot be a sandbox ID. IDs are
-// lower-case DNS labels of at most 48 characters, so that every backend can carry
-// them in a name.
+// CheckID reports why id cannot be a sandbox ID. IDs are lower-case DNS labels of at most 48
+// characters, so that every backend can use them in a name. Kind: Invalid.
 func CheckID(id string) error {
 	if !idPattern().MatchString(id) {
 		return E(Invalid, nil, "%q is not a sandbox ID: want 1 to 48 characters a-z, 0-9 and inner hyphens", id)
@@ -190,12 +184,12 @@ func CheckID(id string) error {
 	return nil
 }
 
-// DefaultTenant is the tenant of an installation that has no others.
+// DefaultTenant is the tenant of an installation without others.
 const DefaultTenant = "default"
 
-// ObjectID returns what the records and the outside objects of the sandbox carry for which a
-// caller of tenant chose id: DefaultTenant's that ID itself, every other's one that is derived
-// from both, so that two tenants who choose one ID have two sandboxes that never meet.
+// ObjectID returns the ID in records and outside objects for a caller of tenant that chose id. For
+// DefaultTenant it is id itself. For other tenants it is derived from both, so that the sandboxes of
+// two tenants with the same id never collide.
 func ObjectID(tenant, id string) string {
 	if tenant == DefaultTenant {
 		return id
@@ -205,8 +199,8 @@ func ObjectID(tenant, id string) string {
 
 const derivedPrefix, derivedChars = "t-", 26 // 130 bits
 
-// DerivedID is ObjectID for a tenant that is not the default one. IsDerivedID tells its
-// results, which no caller may choose, from other IDs.
+// DerivedID is ObjectID for a tenant other than the default one. IsDerivedID recognizes its results; no
+// caller may choose such an ID.
 func DerivedID(tenant, id string) string {
 	sum := sha256.Sum256([]byte(tenant + "\x00" + id)) // no ID has a NUL
 	text := base32.NewEncoding(idAlphabet).EncodeToString(sum[:])
@@ -231,8 +225,8 @@ func (t Thread) SandboxID() (string, error) {
 	return hex.EncodeToString(sum[:])[:16], nil
 }
 
-// normalizeForeign maps any user name into [A-Za-z0-9_-], appending a digest of the
-// original when that lost something, so that two names never become one.
+// normalizeForeign maps any user name into [A-Za-z0-9_-]. If that loses something, it appends a digest
+// of the original, so that two names never become one.
 func normalizeForeign(s string) string {
 	clean := foreignChar().ReplaceAllString(s, "-")
 	if clean == s {
@@ -242,20 +236,20 @@ func normalizeForeign(s string) string {
 	return clean + "-" + hex.EncodeToString(sum[:])[:16]
 }
 
-// ExternalName is the name every outside object of one generation carries. It is
-// derived from what the broker wrote down before the object existed, so that it can
-// be found again after any crash. id is Sandbox.ID, which differs by tenant.
+// ExternalName is the name of every outside object of one generation. It is derived from facts that the
+// broker stored before the object existed, so that the object can be found after any crash. id is
+// Sandbox.ID, which differs by tenant.
 func ExternalName(owner, id string, generation int) string {
 	return fmt.Sprintf("sbx-%s-%s-g%d", owner, id, generation)
 }
 
-// An Event is one line of a sandbox's history, written in the same transaction as
-// the change it reports.
+// An Event is one line of a sandbox's history. It is written in the same transaction as the change that
+// it reports.
 type Event struct {
 	Seq        int64     `json:"seq"` // assigned by the store, strictly growing
 	At         time.Time `json:"at"`
 	SandboxID  string    `json:"sandbox_id,omitempty"`
-	ShownID    string    `json:"shown_id,omitempty"` // the sandbox's
+	ShownID    string    `json:"shown_id,omitempty"` // Sandbox.ShownID
 	Generation int       `json:"generation,omitempty"`
 	Tenant     string    `json:"tenant"`
 	Type       EventType `json:"type"`
@@ -267,38 +261,37 @@ type Event struct {
 	Progress   *Progress `json:"progress,omitempty"` // of EventProgress
 }
 
-// EventType is what happened.
+// EventType is the type of an event.
 type EventType string
 
 // The event types.
 const (
 	EventState EventType = "state" // From became To
 	EventStep  EventType = "step"  // progress within a state ("provisioned")
-	// EventProgress is never stored: who follows a sandbox's events while it is created
-	// gets it between others, with a Seq of 0.
+	// EventProgress is never stored. Callers that follow a sandbox's events during its creation get it
+	// between other events, with a Seq of 0.
 	EventProgress EventType = "progress" // how far a long step has come
 	EventExtend   EventType = "extend"   // the expiry moved
-	EventNetwork  EventType = "network"  // what it may reach changed
-	EventPort     EventType = "port"     // a port was opened or closed to the port proxy
+	EventNetwork  EventType = "network"  // its network policy changed
+	EventPort     EventType = "port"     // a port was opened or closed at the port proxy
 	EventRetry    EventType = "retry"    // a step failed and will be tried again
 	EventOrphan   EventType = "orphan"   // an object without a record was removed
-	// EventQuarantine: an object is ours that the database does not know; it is kept until
-	// its fuse, or until an administrator adopts or destroys it.
+	// EventQuarantine reports an object of this installation that the database does not know. It is
+	// kept until its fuse, or until an administrator destroys it.
 	EventQuarantine EventType = "quarantine"
-	EventAdopt      EventType = "adopt"    // a record was made anew for such an object
 	EventSnapshot   EventType = "snapshot" // a snapshot was begun, sealed or dropped
 	EventKey        EventType = "key"      // an API key was made or revoked
-	EventWarning    EventType = "warning"  // something an operator should look at
+	EventWarning    EventType = "warning"  // an operator should look at it
 )
 
-// Principal is who is calling.
+// Principal is the authenticated caller.
 type Principal struct {
 	Tenant string
 	Actor  string // for events: "key:<id>", "unix:<uid>", …
 	KeyID  string // the API key used, if any
 	Scopes []Scope
-	// Vouches names what of a request (RestrictedMounts) whoever let the principal in stands
-	// for, as an administrator would: a front door that holds it to what its operator said.
+	// Vouches names parts of a request (RestrictedMounts) that the principal's front door vouches for,
+	// as an administrator would: a front door that enforces its operator's settings.
 	Vouches []string
 }
 
@@ -327,27 +320,34 @@ func WithPrincipal(ctx context.Context, p Principal) context.Context {
 	return context.WithValue(ctx, principalKey{}, p)
 }
 
-// PrincipalFrom returns the principal in ctx. Without one it returns a principal
-// that may do nothing.
+// PrincipalFrom returns the principal in ctx. Without one it returns a principal without rights.
 func PrincipalFrom(ctx context.Context) Principal {
 	p, _ := ctx.Value(principalKey{}).(Principal)
 	return p
 }
 
-// A Secret is a string that does not print: every ordinary way of formatting,
-// logging or encoding it shows a mark instead. (Package fmt reaches around that for
-// unexported fields of a struct printed as a whole; keep secrets out of those.)
+// A Secret is a string that does not print: formatting, logging and encoding it show a placeholder.
+// (Package fmt ignores that for unexported fields of a struct that is printed as a whole; keep secrets
+// out of those.)
 type Secret string
 
 const redacted = "[redacted]"
 
 // Reveal returns the secret itself.
-func (s Secret) Reveal() string               { return string(s) }
-func (s Secret) String() string               { return redacted }
-func (s Secret) GoString() string             { return redacted }
-func (s Secret) LogValue() slog.Value         { return slog.StringValue(redacted) }
+func (s Secret) Reveal() string { return string(s) }
+
+// String returns the placeholder.
+func (s Secret) String() string { return redacted }
+
+// GoString returns the placeholder.
+func (s Secret) GoString() string { return redacted }
+
+// LogValue returns the placeholder.
+func (s Secret) LogValue() slog.Value { return slog.StringValue(redacted) }
+
+// MarshalText returns the placeholder.
 func (s Secret) MarshalText() ([]byte, error) { return []byte(redacted), nil }
 
-// Format implements fmt.Formatter: a verb that does not fit a string, such as %d,
-// would print the value itself.
+// Format implements fmt.Formatter. Without it, a verb that does not fit a string, such as %d, would
+// print the value.
 func (s Secret) Format(f fmt.State, _ rune) { io.WriteString(f, redacted) }

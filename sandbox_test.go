@@ -78,7 +78,7 @@ func TestThreadID(t *testing.T) {
 	if clean, err := (sandboxer.Thread{User: "a-b-c-d648b243a3e817ea", ID: "t"}).SandboxID(); err != nil || clean != raw {
 		t.Errorf("a@b.c: %q, its cleaned form: %q, %v", raw, clean, err)
 	}
-	// Two pairs of which only the first 8 digits are equal.
+	// Two pairs whose first 8 digits are equal and the others are not.
 	a, _ := sandboxer.Thread{User: "user-9721", ID: "thread-9721"}.SandboxID()
 	b, _ := sandboxer.Thread{User: "user-94361", ID: "thread-94361"}.SandboxID()
 	if a[:8] != b[:8] || a == b {

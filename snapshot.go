@@ -7,60 +7,55 @@ import (
 	"time"
 )
 
-// SnapshotRecord is the broker's record of one snapshot: what was saved of which
-// sandbox, in which forms, and all that restoring takes. Only the manager changes it,
-// through a Store.
+// SnapshotRecord is the broker's record of one snapshot: its source, its forms, and all facts for a
+// restore. Only the manager changes it, through a Store.
 type SnapshotRecord struct {
 	ID     string `json:"id"`
 	Name   string `json:"name,omitempty"` // unique among the tenant's snapshots that are not dropped
 	Tenant string `json:"tenant"`
 
-	SandboxID  string `json:"sandbox_id"`         // of what
-	ShownID    string `json:"shown_id,omitempty"` // the sandbox's
-	Generation int    `json:"generation"`         // which generation of it
+	SandboxID  string `json:"sandbox_id"`         // the saved sandbox
+	ShownID    string `json:"shown_id,omitempty"` // Sandbox.ShownID
+	Generation int    `json:"generation"`         // its generation
 	Parent     string `json:"parent,omitempty"`   // the snapshot that the sandbox was restored from
 	Profile    string `json:"profile"`
 	Extension  string `json:"extension"`
 	Host       string `json:"host,omitempty"`
 
-	Spec      Spec   `json:"spec"` // of the sandbox, as it was
+	Spec      Spec   `json:"spec"` // of the sandbox, at that time
 	SealedEnv []byte `json:"-"`    // Spec.Env, encrypted by the manager
 
 	Kind    SnapshotKind    `json:"kind"`
 	Purpose SnapshotPurpose `json:"purpose,omitempty"`
 	State   SnapshotState   `json:"state"`
-	Message string          `json:"message,omitempty"` // why it is not what was asked for, for people
+	Message string          `json:"message,omitempty"` // why it differs from the request, for display
 
 	Native   Snapshot        `json:"native,omitzero"`   // the extension's receipt, once saved
 	Portable PortablePayload `json:"portable,omitzero"` // the files in the broker's own store, once saved
 
-	Version   int64     `json:"version"` // grows with every write; a write with a stale one fails with Conflict
+	Version   int64     `json:"version"` // grows with every write; a write with an old one fails with Conflict
 	Retries   int       `json:"retries,omitempty"`
 	LastError string    `json:"last_error,omitempty"` // of the step that is being retried
-	RetryAt   time.Time `json:"retry_at,omitzero"`    // the sweep leaves it alone until then
+	RetryAt   time.Time `json:"retry_at,omitzero"`    // the sweep ignores the snapshot until then
 
 	CreatedAt time.Time `json:"created_at"`
 	SealedAt  time.Time `json:"sealed_at,omitzero"`
-	ExpiresAt time.Time `json:"expires_at,omitzero"` // it is dropped then; zero means never
+	ExpiresAt time.Time `json:"expires_at,omitzero"` // time at which it is dropped; zero means never
 	DroppedAt time.Time `json:"dropped_at,omitzero"`
 
-	// Unconfirmed says that the database went back to when the snapshot was being saved: it
-	// may be whole since, and is kept until somebody drops it.
-	Unconfirmed bool `json:"unconfirmed,omitempty"`
-
-	// Damaged says why the record could not be read; the other fields are then only
-	// what is left of it. It is never stored.
+	// Damaged says why the record could not be read; the other fields then hold only the readable rest.
+	// It is never stored.
 	Damaged string `json:"-"`
 }
 
-// ShownSandbox is the ID that the snapshot's tenant knows its sandbox by.
+// ShownSandbox returns the ID of the sandbox that the snapshot's tenant knows.
 func (r *SnapshotRecord) ShownSandbox() string { return cmp.Or(r.ShownID, r.SandboxID) }
 
-// Bytes is how much content the snapshot has, in all its forms. What of it the broker's
-// store shares with other snapshots, perhaps another tenant's, does not show.
+// Bytes returns the size of the snapshot's content in all its forms. It does not reveal which parts the
+// broker's store shares with other snapshots, perhaps of other tenants.
 func (r *SnapshotRecord) Bytes() int64 { return r.Native.Bytes + r.Portable.Size }
 
-// StoredBytes is what the snapshot added to what is stored, for administrators.
+// StoredBytes returns how much the snapshot added to the stored data, for administrators.
 func (r *SnapshotRecord) StoredBytes() int64 { return r.Native.Bytes + r.Portable.Bytes }
 
 // Memory reports whether processes are saved, not only files.
@@ -69,12 +64,12 @@ func (r *SnapshotRecord) Memory() bool { return r.Native.Memory }
 // PortablePayload is a snapshot's files in the broker's own store.
 type PortablePayload struct {
 	Digest   string `json:"digest,omitempty"` // "sha256:…" of the canonical tar
-	Bytes    int64  `json:"bytes,omitempty"`  // added to the store, which has equal parts once
+	Bytes    int64  `json:"bytes,omitempty"`  // added to the store, which keeps equal parts once
 	Size     int64  `json:"size,omitempty"`   // of the canonical tar
 	Files    int    `json:"files,omitempty"`
-	Quiesced bool   `json:"quiesced,omitempty"` // taken while the sandbox stood still; otherwise crash-consistent
-	// Volumes are those whose content is in it, too (Contents). Only an extension that
-	// can place them restores it.
+	Quiesced bool   `json:"quiesced,omitempty"` // the sandbox was frozen during the copy; otherwise crash-consistent
+	// Volumes are the volumes in it (Contents). Only an extension that can place them restores the
+	// snapshot.
 	Volumes []string `json:"volumes,omitempty"`
 }
 
@@ -96,14 +91,14 @@ func SnapshotKinds() []SnapshotKind {
 // Has reports whether k includes the form, native or portable.
 func (k SnapshotKind) Has(form SnapshotKind) bool { return k == form || k == SnapshotBoth }
 
-// SnapshotPurpose says whose a snapshot is: empty is a user's own; the broker makes
-// others and drops them itself.
+// SnapshotPurpose is the reason for a snapshot. Empty means a user's own; the broker makes the others
+// and drops them itself.
 type SnapshotPurpose string
 
-// The purposes of snapshots that the broker makes for itself.
+// The purposes of the broker's own snapshots.
 const (
-	ForPause SnapshotPurpose = "pause" // what a paused sandbox resumes from
-	ForFork  SnapshotPurpose = "fork"  // what the children of one fork are restored from
+	ForPause SnapshotPurpose = "pause" // a paused sandbox resumes from it
+	ForFork  SnapshotPurpose = "fork"  // the children of one fork are restored from it
 )
 
 // SnapshotState is where a snapshot is in its life:
@@ -112,8 +107,7 @@ const (
 //	saving ─► dropping
 type SnapshotState string
 
-// The states of a snapshot, with what the broker owes in each. Only a sealed one can
-// be restored.
+// The states of a snapshot, with the broker's duty in each. Only a sealed one can be restored.
 const (
 	SnapshotSaving   SnapshotState = "saving"   // owes saving it, or dropping what was begun
 	SnapshotSealed   SnapshotState = "sealed"   // owes keeping it: read back and verified
@@ -142,8 +136,7 @@ func (s SnapshotState) CanBecome(next SnapshotState) bool {
 // Valid reports whether s is one of the states.
 func (s SnapshotState) Valid() bool { return slices.Contains(SnapshotStates(), s) }
 
-// NewSnapshotID returns a fresh random snapshot ID: "snap-" and 12 characters (60
-// bits).
+// NewSnapshotID returns a random snapshot ID: "snap-" and 12 characters (60 bits).
 func NewSnapshotID() string {
 	var b [12]byte
 	rand.Read(b[:])
@@ -167,27 +160,27 @@ type SnapshotQuery struct {
 	Limit     int               // at most MaxPage; 0 means DefaultPage
 }
 
-// Pause says how a sandbox stands still.
+// Pause describes the pause of a sandbox.
 type Pause struct {
 	Depth    PauseDepth `json:"depth"`
-	Snapshot string     `json:"snapshot,omitempty"` // what it resumes from, unless it is frozen
+	Snapshot string     `json:"snapshot,omitempty"` // snapshot to resume from, unless the sandbox is frozen
 	// As is the form of that snapshot; empty means native.
 	As SnapshotKind `json:"as,omitempty"`
-	At time.Time    `json:"at"` // since when; running time ends here
-	// Left is what is left of its time to live, which goes on when it resumes. Zero
-	// means that it was used up: resuming grants the profile's time to live anew.
+	At time.Time    `json:"at"` // start of the pause; running time ends here
+	// Left is the rest of its time to live, which continues when it resumes. Zero means that none is
+	// left: resuming grants the profile's time to live again.
 	Left     time.Duration `json:"left_ns,omitempty"`
-	Cause    Reason        `json:"cause"`              // requested, or expired where the profile pauses instead of destroying
-	Undo     bool          `json:"undo,omitempty"`     // pausing failed: it is on its way back to running
-	Attempts int           `json:"attempts,omitempty"` // resumes that failed
+	Cause    Reason        `json:"cause"`              // requested, or expired if the profile pauses instead of destroying
+	Undo     bool          `json:"undo,omitempty"`     // pausing failed: the sandbox returns to running
+	Attempts int           `json:"attempts,omitempty"` // failed resumes
 }
 
-// PauseDepth says what becomes of a paused sandbox's memory.
+// PauseDepth says what happens to a paused sandbox's memory.
 type PauseDepth string
 
 // The depths of a pause.
 const (
-	PauseFreeze PauseDepth = "freeze" // processes stand still where they are; memory stays occupied
+	PauseFreeze PauseDepth = "freeze" // processes are frozen in place; memory stays in use
 	PauseDisk   PauseDepth = "disk"   // memory and files are saved, the object is torn down
 	PauseFiles  PauseDepth = "files"  // files are saved, processes end
 )
@@ -195,7 +188,7 @@ const (
 // PauseDepths lists every depth.
 func PauseDepths() []PauseDepth { return []PauseDepth{PauseFreeze, PauseDisk, PauseFiles} }
 
-// ExpiryAction says what becomes of a sandbox whose time to live is over, or that nobody uses.
+// ExpiryAction says what happens to a sandbox whose time to live is over, or that is idle for too long.
 type ExpiryAction string
 
 // The expiry actions. Empty means ExpiryDestroy.
@@ -207,6 +200,5 @@ const (
 // ExpiryActions lists every action.
 func ExpiryActions() []ExpiryAction { return []ExpiryAction{ExpiryDestroy, ExpiryPause} }
 
-// DefaultMaxPaused is how long a paused sandbox is kept where its profile does not
-// say.
+// DefaultMaxPaused is how long a paused sandbox is kept if its profile sets no time.
 const DefaultMaxPaused = 7 * 24 * time.Hour

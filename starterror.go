@@ -8,22 +8,22 @@ import (
 	"syscall"
 )
 
-// The codes of a command that did not start, as shells and container engines have them.
+// The exit codes of a command that did not start, as in shells and container engines.
 const (
-	ExitNotExecutable = 126 // it is there, and may not or cannot be executed
-	ExitNotFound      = 127 // there is no such command
+	ExitNotExecutable = 126 // it exists, and may not or cannot be executed
+	ExitNotFound      = 127 // it does not exist
 )
 
-// A StartError says that a command does not exist or may not be executed. To the caller of
-// Exec that is a result and no failure: see Exit.
+// A StartError says that a command does not exist or may not be executed. The caller of Exec gets it as
+// a result and not as a failure: see Exit.
 type StartError struct {
-	Name string // as it was asked for
+	Name string // as requested
 	Code int    // ExitNotFound or ExitNotExecutable
-	Why  string // what is the matter, if more is known than Code says
+	Why  string // the reason, if more is known than Code says
 }
 
-// StartErrorOf tells from what a system or an engine said whether the command called name
-// does not exist or may not be executed; nil if err says neither.
+// StartErrorOf derives from the error of a system or an engine whether the command name does not exist
+// or may not be executed. It returns nil if err says neither.
 func StartErrorOf(name string, err error) *StartError {
 	var errno syscall.Errno
 	switch errors.As(err, &errno); {
@@ -58,6 +58,7 @@ func notFound(name string) *StartError {
 	return e
 }
 
+// Error returns the message as a shell would print it.
 func (e *StartError) Error() string {
 	text := e.Name + ": command not found"
 	if e.Code != ExitNotFound {
@@ -69,8 +70,8 @@ func (e *StartError) Error() string {
 	return text
 }
 
-// Exit is what Exec returns for cmd instead of e. It explains e where cmd's complaints go:
-// to its Stderr, or the output of its terminal.
+// Exit returns the result of Exec for a cmd that failed with e. It writes the explanation to cmd's
+// Stderr, or to the output of its terminal.
 func (e *StartError) Exit(cmd Cmd) Exit {
 	w := cmd.Stderr
 	if cmd.TTY != nil {

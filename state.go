@@ -2,22 +2,21 @@ package sandboxer
 
 import "slices"
 
-// State is where a sandbox is in its life:
+// State is the state of a sandbox:
 //
 //	creating ─► warm ─(claim)─► creating
 //	creating ─► running ─► pausing ─► paused ─(resume)─► creating
 //	creating ─(failed resume)─► pausing
 //	any of them but terminated ─► terminating ─► terminated
 //
-// There is no "failed" state: failing is a Reason to terminate, and does not pay
-// the debt of a teardown.
+// There is no state "failed". A failure is a Reason to terminate, and the teardown is still due.
 type State string
 
-// The states, with what the broker owes in each.
+// The states, with the broker's duty in each.
 const (
 	Creating    State = "creating"    // owes Provision, RestoreFromSnapshot or Claim, then WaitReady
-	Warm        State = "warm"        // owes nothing; ready, in the pool, nobody's
-	Running     State = "running"     // owes nothing; ready, a tenant's
+	Warm        State = "warm"        // owes nothing; ready in a pool, without an owner
+	Running     State = "running"     // owes nothing; ready, with an owner
 	Pausing     State = "pausing"     // owes a sealed checkpoint, then Teardown (or the native freeze)
 	Paused      State = "paused"      // owes keeping the checkpoint
 	Terminating State = "terminating" // owes Teardown, then settling the ledger
@@ -45,21 +44,21 @@ func (s State) CanBecome(next State) bool { return slices.Contains(transitions[s
 // Valid reports whether s is one of the states.
 func (s State) Valid() bool { _, ok := transitions[s]; return ok }
 
-// Live reports whether something may exist outside the database in state s.
+// Live reports whether outside objects may exist in state s.
 func (s State) Live() bool { return s != Terminated }
 
-// Reason says why a sandbox ends (or why its last change happened).
+// Reason says why a sandbox ends (or why it last changed).
 type Reason string
 
 // The reasons a sandbox is terminated.
 const (
-	ReasonRequested Reason = "requested"  // somebody called destroy
+	ReasonRequested Reason = "requested"  // a caller destroyed it
 	ReasonExpired   Reason = "expired"    // its time to live ran out
-	ReasonIdle      Reason = "idle"       // nobody used it for longer than the profile allows
+	ReasonIdle      Reason = "idle"       // it was not used for longer than the profile allows
 	ReasonFailed    Reason = "failed"     // it could not be created, or broke
 	ReasonLost      Reason = "lost"       // the backend proved that it is gone
 	ReasonOOMKilled Reason = "oom_killed" // it used more memory than its limit and was killed
-	ReasonNoCredit  Reason = "no_credit"  // the tenant cannot pay any more
-	ReasonReplaced  Reason = "replaced"   // its create moved on to another backend and left this debt
-	ReasonPool      Reason = "pool"       // it was made for a pool, or the pool has no use for it any more
+	ReasonNoCredit  Reason = "no_credit"  // the tenant has no credits left
+	ReasonReplaced  Reason = "replaced"   // its create moved on to another backend and left this teardown
+	ReasonPool      Reason = "pool"       // it was made for a pool, or the pool no longer needs it
 )

@@ -23,55 +23,53 @@ type Store interface {
 	// UpdateSandbox writes sb if the stored version equals sb.Version and raises it
 	// (in sb too). Otherwise it returns Conflict and writes nothing, not even w.
 	UpdateSandbox(ctx context.Context, sb *Sandbox, w Writes) error
-	// Sandbox returns the newest generation of id. Failed when its record is damaged;
-	// what can still be read of it, with Damaged set, comes with that error.
+	// Sandbox returns the newest generation of id. Failed when its record is damaged; the error then
+	// comes with the readable rest, with Damaged set.
 	Sandbox(ctx context.Context, id string) (*Sandbox, error)
-	// SandboxShown returns, as Sandbox does, the newest sandbox of the tenant that has the
-	// shown ID.
+	// SandboxShown returns, like Sandbox, the tenant's newest sandbox with the shown ID.
 	SandboxShown(ctx context.Context, tenant, shown string) (*Sandbox, error)
-	// TenantsOfShown returns the tenants that have, or had, a sandbox with the shown ID, in
-	// the order of their names, at most DefaultPage of them; "" for one that waits in a pool.
+	// TenantsOfShown returns the tenants that have, or had, a sandbox with the shown ID, sorted by
+	// name, at most DefaultPage of them; "" for a sandbox that waits in a pool.
 	TenantsOfShown(ctx context.Context, shown string) ([]string, error)
-	// SandboxGeneration returns exactly that generation of id, as Sandbox does.
+	// SandboxGeneration returns exactly that generation of id, like Sandbox.
 	SandboxGeneration(ctx context.Context, id string, generation int) (*Sandbox, error)
-	// Sandboxes returns up to q.Limit records in the order of creation, newest
-	// first, and the cursor of the next page ("" at the end). A cursor that the store
-	// did not make is Invalid. A damaged record stops nobody: it is among the items with
-	// Damaged set and what can still be read of it, which may be no more than its
-	// identity; then only a query that restricts neither tenant, profile, extension,
-	// name nor labels has it.
+	// Sandboxes returns up to q.Limit records in the order of creation, newest first, and the cursor of
+	// the next page ("" at the end). Kind: Invalid for a cursor that the store did not make. A damaged
+	// record does not fail the query: the result has its readable rest, with Damaged set. If only its
+	// identity is readable, it is left out of queries that restrict tenant, profile, extension, name or
+	// labels.
 	Sandboxes(ctx context.Context, q Query) (items []*Sandbox, next string, err error)
 
 	// Snapshot returns the record of one snapshot. (Writes.Snapshots makes and changes
 	// them.)
 	Snapshot(ctx context.Context, id string) (*SnapshotRecord, error)
-	// Snapshots returns up to q.Limit records in the order of creation, newest first,
-	// and the cursor of the next page. A damaged record is among them as in Sandboxes.
+	// Snapshots returns up to q.Limit records in the order of creation, newest first, and the cursor of
+	// the next page. It returns damaged records as Sandboxes does.
 	Snapshots(ctx context.Context, q SnapshotQuery) (items []*SnapshotRecord, next string, err error)
 
-	// QuotaUse returns what tenants have of the resources that records tell (not execs and
-	// requests), in the order of their names, up to q.Limit of them, and the name after
-	// which the next page begins ("" at the end).
+	// QuotaUse returns the tenants' use of the resources that are counted from records (not execs and
+	// requests), sorted by tenant, up to q.Limit of them. next is the tenant after which the next page
+	// begins ("" at the end).
 	QuotaUse(ctx context.Context, q QuotaUseQuery) (items []QuotaUse, next string, err error)
 
 	// Write commits w alone.
 	Write(ctx context.Context, w Writes) error
 	// Events returns up to q.Limit events after q.After, oldest first.
 	Events(ctx context.Context, q EventQuery) ([]Event, error)
-	// IdempotencyKey returns what was recorded under (tenant, key), or NotFound.
+	// IdempotencyKey returns the entry of (tenant, key), or NotFound.
 	IdempotencyKey(ctx context.Context, tenant, key string) (IdempotencyKey, error)
-	// ForgetIdempotencyKeys removes keys recorded before t.
+	// ForgetIdempotencyKeys removes keys that were recorded before t.
 	ForgetIdempotencyKeys(ctx context.Context, t time.Time) error
-	// ForgetHistory removes, in one transaction, up to limit sandboxes that ended before
-	// t and have nothing on hold, each with its events, up to limit snapshots that were
-	// dropped before t, and up to limit events before t that belong to no sandbox in the
-	// database. The ledger is never shortened. It returns how many of all three went; fewer than limit means that no more are left.
+	// ForgetHistory removes, in one transaction, up to limit sandboxes that ended before t and have
+	// nothing on hold, each with its events; up to limit snapshots that were dropped before t; and up
+	// to limit events before t that belong to no sandbox in the database. It never shortens the ledger.
+	// It returns the number of removed items; fewer than limit means that no more are left.
 	ForgetHistory(ctx context.Context, t time.Time, limit int) (removed int, err error)
 
 	// Balance returns the sum of the tenant's grants, holds and voids.
 	Balance(ctx context.Context, tenant string) (Credits, error)
-	// Entries returns up to q.Limit ledger entries after q.After, oldest first, and the cursor
-	// of the next page.
+	// Entries returns up to q.Limit ledger entries after q.After, oldest first, and the cursor of the
+	// next page.
 	Entries(ctx context.Context, q EntryQuery) (items []Entry, next string, err error)
 	// OpenHolds returns, for every sandbox generation whose holds, posts and voids
 	// do not sum to zero, what is still on hold (positive).
@@ -79,39 +77,45 @@ type Store interface {
 
 	// PutAPIKey inserts or replaces k by ID.
 	PutAPIKey(ctx context.Context, k APIKey) error
+	// APIKey returns the key with that ID, or NotFound.
 	APIKey(ctx context.Context, id string) (APIKey, error)
 	APIKeys(ctx context.Context, tenant string) ([]APIKey, error) // "" lists all
 
+	// Close closes the database.
 	Close() error
 }
 
 // Writes are committed together with a record.
 type Writes struct {
-	// An entry whose Key stands for the same booking already (tenant, generation,
-	// type and amount) is skipped; for another booking it is a Conflict and nothing is
-	// written. If Cover is set and the transaction would leave the balance of an
-	// entry's tenant below zero, nothing is written and the error is NoCredit.
+	// Entries are added to the ledger. An entry whose Key exists with the same booking (tenant,
+	// generation, type and amount) is skipped; with another booking it is a Conflict and nothing is
+	// written. If Cover is set and the transaction would leave the balance of an entry's tenant below
+	// zero, nothing is written and the error is NoCredit.
 	Entries []Entry
 	Cover   bool
 	Events  []Event         // Seq is assigned by the store, here too once committed
 	Key     *IdempotencyKey // Conflict when (tenant, key) is taken
+	FreeKey *IdempotencyKey // removed before Key is put, if it still belongs to the same sandbox and generation
 	APIKey  *APIKey         // inserted or replaced
-	// Snapshots with Version 0 are inserted: Conflict when the ID is taken, or the
-	// (tenant, name) by one that is not dropped. Others replace what is stored if it has
-	// their Version: Conflict when it has another, NotFound when there is none. Once
-	// committed, Version has grown by one, here too.
+	// WentBackAccepted says that an administrator accepts the database although it went back in time:
+	// the database does not report that any more.
+	WentBackAccepted bool
+	// Snapshots with Version 0 are inserted: Conflict when the ID exists, or when another snapshot that
+	// is not dropped has the (tenant, name). Others replace the stored record with the same Version:
+	// Conflict when it has another, NotFound when there is none. Once committed, Version has grown by
+	// one, here too.
 	Snapshots []*SnapshotRecord
-	// If Quota is set and the transaction would give its tenant more of something than that
-	// allows, nothing is written and the error is Exhausted (Quota.Check). What is too much
-	// already and does not grow is no hindrance.
+	// If Quota is set and the transaction would raise its tenant's use of a resource above it, nothing
+	// is written and the error is Exhausted (Quota.Check). Use above the quota that does not grow is
+	// permitted.
 	Quota *TenantQuota
-	// If Room is set and the transaction would give its extension or its profile more sandboxes
-	// than that allows, nothing is written and the error is Exhausted, with a FullError as its
-	// cause (Room.Check); another reason to refuse it comes before that one.
+	// If Room is set and the transaction would raise the number of sandboxes of its extension or its
+	// profile above the bound, nothing is written and the error is Exhausted, with a FullError as its
+	// cause (Room.Check). Any other reason to refuse the transaction takes precedence.
 	Room *Room
 }
 
-// IdempotencyKey remembers which request was made under a caller's key.
+// IdempotencyKey records the request that was made under a caller's key.
 type IdempotencyKey struct {
 	Tenant, Key string
 	Digest      string // of the request; another request under the same key is a Conflict
@@ -126,8 +130,8 @@ type Query struct {
 	Profile   string
 	Extension string
 	Name      string
-	ShownID   string // what Shown returns
-	IDPrefix  string // of that
+	ShownID   string // as returned by Sandbox.Shown
+	IDPrefix  string // beginning of that ID
 	States    []State
 	Labels    map[string]string // all must match
 	DueBefore time.Time         // ExpiresAt or RetryAt set and at or before this
@@ -146,8 +150,8 @@ type EventQuery struct {
 	Tenant    string
 	SandboxID string
 	After     int64     // Seq
-	Since     time.Time // none that happened before
-	Newest    bool      // of more than Limit the last ones instead of the first; still oldest first
+	Since     time.Time // only events at or after this time
+	Newest    bool      // the last Limit events instead of the first; still oldest first
 	Limit     int
 }
 
@@ -155,12 +159,12 @@ type EventQuery struct {
 type EntryQuery struct {
 	Tenant    string
 	SandboxID string
-	ShownID   string // of an entry that has none its SandboxID
+	ShownID   string // compared with SandboxID for entries without one
 	After     string
 	Limit     int
 }
 
-// OpenHold is what one sandbox generation still has on hold.
+// OpenHold is the amount that one sandbox generation still has on hold.
 type OpenHold struct {
 	Tenant     string
 	SandboxID  string
@@ -168,8 +172,8 @@ type OpenHold struct {
 	Amount     Credits
 }
 
-// APIKey is the record of one API key. The secret itself is shown once, when it is
-// made; only its SHA-256 is kept.
+// APIKey is the record of one API key. The secret itself is shown once, at creation; only its SHA-256
+// is kept.
 type APIKey struct {
 	ID         string    `json:"id"`
 	Name       string    `json:"name"`

@@ -1,5 +1,5 @@
 // Package adapters is the table of the adapters that this program contains. A new
-// backend is one package beside this file and one line in it.
+// backend is one package next to this file and one line in it.
 package adapters
 
 import (

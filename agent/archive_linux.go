@@ -16,8 +16,8 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// archiveDir is the directory that a request is about, and its user. Where it returns false,
-// it has answered.
+// archiveDir returns the directory of a request, and its user. If it returns false, it has
+// already answered.
 func (s *server) archiveDir(w http.ResponseWriter, r *http.Request) (string, user, bool) {
 	u, ok := s.fileUser(w, r)
 	if !ok {
@@ -49,9 +49,9 @@ func (s *server) serveArchive(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	w.Header().Set("Content-Type", "application/x-tar")
-	w.Header().Set("Trailer", kindHeader+", "+errorTrailer)
+	w.Header().Set("Trailer", kindHeader+", "+hintHeader+", "+errorTrailer)
 	out := bufio.NewWriterSize(w, 256<<10)
-	t := tarrer{modes: fs.ModePerm | fs.ModeSetuid | fs.ModeSetgid | fs.ModeSticky}
+	t := tarrer{named: true, modes: fs.ModePerm | fs.ModeSetuid | fs.ModeSetgid | fs.ModeSticky}
 	err := t.write(out, dir)
 	if err == nil {
 		err = out.Flush()
@@ -61,10 +61,11 @@ func (s *server) serveArchive(w http.ResponseWriter, r *http.Request) {
 	}
 	s.log.Warn("packing a directory failed", "dir", dir, "err", err)
 	if r.Header.Get("TE") != "trailers" {
-		panic(http.ErrAbortHandler) // the status is gone: only a cut tells
+		panic(http.ErrAbortHandler) // the status was sent: only a broken connection shows the failure
 	}
 	err = fileError(err)
 	w.Header().Set(kindHeader, string(sandboxer.KindOf(err)))
+	setHint(w.Header(), err)
 	w.Header().Set(errorTrailer, url.PathEscape(cutText(err.Error(), 800)))
 }
 
@@ -75,7 +76,7 @@ func cutText(s string, n int) string {
 	return s
 }
 
-// serveEmpty makes a directory of the sandbox, or removes what is in it.
+// serveEmpty makes a directory of the sandbox, or removes its content.
 func (s *server) serveEmpty(w http.ResponseWriter, r *http.Request) {
 	dir, u, ok := s.archiveDir(w, r)
 	if !ok {
@@ -95,7 +96,7 @@ func (s *server) serveEmpty(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusNoContent)
 }
 
-// emptyDir removes what is in dir, but for what is mounted there.
+// emptyDir removes the content of dir, except mounts.
 func emptyDir(dir string) error {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
@@ -150,7 +151,7 @@ func removeIn(root *os.Root, in fs.FileInfo, e fs.DirEntry) error {
 		return err
 	}
 	err = root.Remove(name)
-	if errors.Is(err, unix.EBUSY) || errors.Is(err, unix.ENOTEMPTY) { // it is mounted, or something in it
+	if errors.Is(err, unix.EBUSY) || errors.Is(err, unix.ENOTEMPTY) { // it is mounted, or contains a mount
 		return nil
 	}
 	return err
@@ -164,8 +165,9 @@ func (s *server) serveUnarchive(w http.ResponseWriter, r *http.Request) {
 	}
 	err := makeDirs(dir, u)
 	if err == nil {
-		// The disk of the sandbox bounds it: what was packed can be unpacked.
-		o := UntarOptions{Replace: true, Limits: TarLimits{Entries: math.MaxInt, Bytes: math.MaxInt64, Depth: maxTarDepth}}
+		// The sandbox's disk is the bound: every directory that can be packed can be
+		// unpacked.
+		o := UntarOptions{Replace: true, Skipped: &Skipped{}, Limits: TarLimits{Entries: math.MaxInt, Bytes: math.MaxInt64, Depth: maxTarDepth}}
 		if os.Geteuid() == 0 {
 			o.Owner = &[2]int{int(u.uid), int(u.gid)}
 		}
@@ -178,7 +180,7 @@ func (s *server) serveUnarchive(w http.ResponseWriter, r *http.Request) {
 		writeFailure(w, err)
 		return
 	}
-	// What fills up the last block of a tape.
+	// The padding of a tape's last block.
 	_, _ = io.CopyN(io.Discard, r.Body, 1<<20)
 	w.WriteHeader(http.StatusNoContent)
 }

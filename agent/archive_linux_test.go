@@ -82,10 +82,10 @@ func TestArchive(t *testing.T) {
 	if h := hs["second"]; h == nil || h.Typeflag != tar.TypeLink || h.Linkname != "plain" {
 		t.Errorf("second: %+v", h)
 	}
-	if h := hs["suid"]; h != nil && h.Mode != 0o4755 { // who keeps the archive may have to say that it is lost
+	if h := hs["suid"]; h != nil && h.Mode != 0o4755 { // a caller that keeps the archive may need to know that it is lost
 		t.Errorf("suid: mode %o", h.Mode)
 	}
-	if hs["pipe"] != nil || hs["empty/"] == nil || hs["link"] == nil || hs["link"].Linkname != "../../outside" || !hs["plain"].ModTime.Equal(when) {
+	if hs["pipe"] == nil || hs["pipe"].Typeflag != tar.TypeFifo || hs["empty/"] == nil || hs["link"] == nil || hs["link"].Linkname != "../../outside" || !hs["plain"].ModTime.Equal(when) {
 		t.Errorf("pipe %v, empty %v, link %v, plain %v", hs["pipe"], hs["empty/"], hs["link"], hs["plain"])
 	}
 
@@ -107,7 +107,7 @@ func TestArchive(t *testing.T) {
 		t.Errorf("plain: %+v", fi)
 	}
 
-	// Another archive takes its place.
+	// Another archive replaces it.
 	must(c.Unarchive(t.Context(), dst, archive(t, reg("./new", "new"))))
 	if names, err := os.ReadDir(dst); err != nil || len(names) != 1 || names[0].Name() != "new" {
 		t.Errorf("%v, %v", names, err)
@@ -118,7 +118,7 @@ func TestArchive(t *testing.T) {
 	}
 }
 
-// TestArchiveOfOthers: what we write is read by the tars that images have.
+// TestArchiveOfOthers: the tars of images can read our archives.
 func TestArchiveOfOthers(t *testing.T) {
 	for _, tool := range [][]string{{"tar"}, {"busybox", "tar"}} {
 		if _, err := exec.LookPath(tool[0]); err != nil {
@@ -132,7 +132,7 @@ func TestArchiveOfOthers(t *testing.T) {
 			t.Fatal(err)
 		}
 		var out bytes.Buffer
-		if err := Tar(&out, src); err != nil {
+		if _, err := Tar(&out, src); err != nil {
 			t.Fatal(err)
 		}
 		cmd := exec.Command(tool[0], append(tool[1:], "-xf", "-", "-C", dst)...)
@@ -168,7 +168,7 @@ func (m *meddler) Write(p []byte) (int, error) {
 	return m.w.Write(p)
 }
 
-// TestTarOfWhatChanges: files that change while they are read do not fail an archive.
+// TestTarOfWhatChanges: files that change during the read do not fail an archive.
 func TestTarOfWhatChanges(t *testing.T) {
 	dir := t.TempDir()
 	in := func(name string) string { return filepath.Join(dir, name) }
@@ -181,7 +181,7 @@ func TestTarOfWhatChanges(t *testing.T) {
 		t.Fatal(err)
 	}
 	var out bytes.Buffer
-	err := Tar(&meddler{w: &out, t: t, when: map[string]func() error{
+	_, err := Tar(&meddler{w: &out, t: t, when: map[string]func() error{
 		"a-shrinks": func() error {
 			return errors.Join(os.Truncate(in("a-shrinks"), 100), os.Remove(in("d-vanishes")), os.Remove(in("i-becomes-a-directory")), os.Mkdir(in("i-becomes-a-directory"), 0o755), os.Remove(in("j-first")))
 		},
@@ -204,7 +204,7 @@ func TestTarOfWhatChanges(t *testing.T) {
 	if h := hs["k-second"]; h == nil || h.Typeflag != tar.TypeReg || len(content["k-second"]) != 300_000 {
 		t.Errorf("the second name of a file whose first vanished: %+v", h)
 	}
-	for _, name := range []string{"e/", "i-becomes-a-directory/", "l", "m"} { // as they were when it came to them
+	for _, name := range []string{"e/", "i-becomes-a-directory/", "l", "m"} { // as they were when Tar read them
 		if hs[name] == nil {
 			t.Errorf("without %s", name)
 		}
@@ -214,7 +214,7 @@ func TestTarOfWhatChanges(t *testing.T) {
 	}
 }
 
-// TestArchiveOfABusyTree packs what others change all the time.
+// TestArchiveOfABusyTree packs a tree that other processes change all the time.
 func TestArchiveOfABusyTree(t *testing.T) {
 	a := startAgent(t)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -290,7 +290,7 @@ func TestArchiveFails(t *testing.T) {
 		t.Errorf("an archive that is filled up: %v", err)
 	}
 
-	// A failure after the beginning has its kind and its reason, too.
+	// A failure after the beginning also has its kind and its reason.
 	deep, err := os.OpenRoot(d)
 	if err != nil {
 		t.Fatal(err)
@@ -317,7 +317,7 @@ type errorReader struct{ err error }
 
 func (e errorReader) Read([]byte) (int, error) { return 0, e.err }
 
-// TestUnarchiveLeavesMounts: what is mounted in a directory keeps its content.
+// TestUnarchiveLeavesMounts: a mount in a directory keeps its content.
 func TestUnarchiveLeavesMounts(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("mounting needs root")
@@ -350,7 +350,8 @@ func TestUnarchiveLeavesMounts(t *testing.T) {
 	}
 }
 
-// TestArchiveByAFormerAgent: one that knows of no archives is told from one without the directory.
+// TestArchiveByAFormerAgent: an agent without archives is distinguished from one without the
+// directory.
 func TestArchiveByAFormerAgent(t *testing.T) {
 	c := liar{answer: []byte("HTTP/1.1 404 Not Found\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: 19\r\n\r\n404 page not found\n")}.client(t, time.Minute)
 	if err := c.Archive(t.Context(), "/d", io.Discard); sandboxer.KindOf(err) != sandboxer.Unsupported {

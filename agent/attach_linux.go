@@ -23,17 +23,17 @@ import (
 )
 
 const (
-	// attachTries is how often an agent that is about to listen is looked for, at least 2 ms
-	// after each other. They are counted and not timed, as those of donate are.
+	// attachTries is how often attach tries an agent that is about to listen, at least 2 ms apart.
+	// As in donate, tries are counted, not timed.
 	attachTries = 5000
-	startTime   = 30 * time.Second // until an agent that was started listens or ends
-	maxSaid     = 64 << 10         // of what it says until then
+	startTime   = 30 * time.Second // until a started agent listens or ends
+	maxSaid     = 64 << 10         // of the agent's messages until then
 )
 
-// runAttach makes our standard streams a connection to the agent that listens at a socket,
-// which it starts if there is none.
+// runAttach connects our standard streams to the agent that listens at a socket, and starts the
+// agent if there is none.
 func runAttach(args []string) int {
-	// Whoever set the environment of a container does not say how the agent serves it.
+	// The environment of a container must not decide how the agent serves it.
 	for _, kv := range os.Environ() {
 		if name, _, _ := strings.Cut(kv, "="); strings.HasPrefix(name, EnvPrefix) {
 			_ = os.Unsetenv(name)
@@ -46,14 +46,14 @@ func runAttach(args []string) int {
 		frames bool
 	)
 	o.register(fs)
-	fs.StringVar(&socket, "socket", "", "`address` of the agent, @name or /path; the other flags are those of init, for one that is started")
+	fs.StringVar(&socket, "socket", "", "`address` of the agent, @name or /path; if the agent has to be started, it gets the other flags, which are those of init")
 	fs.BoolVar(&frames, "frames", false, framesHelp)
 	if code, ok := parse(fs, args); !ok {
 		return code
 	}
 	given := []string{"init", "--listen=" + ownPrefix + socket, "--detached"}
 	if dir, err := os.Getwd(); err == nil {
-		given = append(given, "--workdir="+dir) // unless a flag says otherwise
+		given = append(given, "--workdir="+dir) // unless a flag overrides it
 	}
 	fs.Visit(func(f *flag.Flag) {
 		if f.Name != "socket" && f.Name != "frames" {
@@ -64,7 +64,7 @@ func runAttach(args []string) int {
 	switch {
 	case err != nil:
 	case fs.NArg() > 0:
-		err = fmt.Errorf("attach takes no command, and got %q", fs.Arg(0))
+		err = fmt.Errorf("attach takes no command, but got %q", fs.Arg(0))
 	case len(o.listen) > 0 || o.detached:
 		err = errors.New("attach takes neither --listen nor --detached")
 	default:
@@ -78,7 +78,7 @@ func runAttach(args []string) int {
 	return relayed(conn, frames, err)
 }
 
-const framesHelp = "the input comes in frames, each after its length in 4 octets; an empty one ends it, and the end of the stream all"
+const framesHelp = "read the input in frames, each after its length in 4 octets; an empty frame ends the input, the end of the stream ends the connection"
 
 func checkSocket(name string) error {
 	switch {
@@ -90,8 +90,8 @@ func checkSocket(name string) error {
 	return nil
 }
 
-// runConnect makes our standard streams a connection to the agent that listens at a socket. It
-// starts none: where the agent is the sandbox's first process, there is no other.
+// runConnect connects our standard streams to the agent that listens at a socket. It starts none: if
+// the agent is the sandbox's first process, there is no other.
 func runConnect(args []string) int {
 	fs := flag.NewFlagSet("connect", flag.ContinueOnError)
 	var (
@@ -100,14 +100,14 @@ func runConnect(args []string) int {
 		frames bool
 	)
 	fs.StringVar(&socket, "socket", "", "`address` of the agent, @name or /path")
-	fs.IntVar(&pid, "pid", 0, "the `process` that the agent is; 0 means any that runs our program")
+	fs.IntVar(&pid, "pid", 0, "`process` of the agent; 0 means any process that runs this program")
 	fs.BoolVar(&frames, "frames", false, framesHelp)
 	if code, ok := parse(fs, args); !ok {
 		return code
 	}
 	err := checkSocket(socket)
 	if err == nil && fs.NArg() > 0 {
-		err = fmt.Errorf("connect takes no command, and got %q", fs.Arg(0))
+		err = fmt.Errorf("connect takes no command, but got %q", fs.Arg(0))
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "sandboxer-agent:", err)
@@ -132,9 +132,9 @@ func relayed(conn *net.UnixConn, frames bool, err error) int {
 	return 0
 }
 
-// attached returns a connection to the agent at a socket. Where none listens, one is started
-// with the arguments; without arguments one is waited for that is about to listen. Who does is
-// asked for by check.
+// attached returns a connection to the agent at a socket. If no agent listens, attached starts one
+// with args; without args it waits for an agent that is about to listen. check verifies the
+// listening process.
 func attached(socket string, args []string, check func(*net.UnixConn) error) (*net.UnixConn, error) {
 	started := args == nil
 	for try := 0; ; try++ {
@@ -144,7 +144,7 @@ func attached(socket string, args []string, check func(*net.UnixConn) error) (*n
 				return conn, nil
 			}
 			conn.Close()
-			if errors.Is(err, errEnding) && try < attachTries { // then nobody listens there
+			if errors.Is(err, errEnding) && try < attachTries { // then no process listens there
 				time.Sleep(2 * time.Millisecond)
 				continue
 			}
@@ -164,24 +164,24 @@ func attached(socket string, args []string, check func(*net.UnixConn) error) (*n
 	}
 }
 
-// errEnding says that who listened is ending: it has no program any more, and its sockets are closed next.
+// errEnding means that the listening process is ending: it has no program any more, and its sockets are closed next.
 var errEnding = errors.New("the process that listens where the agent should is ending")
 
-// ourAgent refuses the other end of conn unless it is our user's and runs our program, by the
-// word of the kernel: any process inside may have listened there first. With a pid it must be that
-// process instead: the first one of a container is the agent by the word of who made it, and which program
-// it runs the kernel does not tell once it has started something as another user.
+// ourAgent refuses the peer of conn unless it has our user and runs our program, according to the kernel: any
+// process inside may have listened there first. With a pid the peer must be that process instead: the caller
+// that made the container knows that its first process is the agent, and the kernel no longer reports that
+// process's program once it has started something as another user.
 func ourAgent(conn *net.UnixConn, pid int) error {
 	cred, err := peer(conn)
 	switch {
 	case err != nil:
-		return fmt.Errorf("%w: the kernel does not say who: %w", errStranger, err)
+		return fmt.Errorf("%w: the kernel does not identify the process: %w", errStranger, err)
 	case int(cred.Uid) != os.Geteuid():
-		return fmt.Errorf("%w: it is of user %d, and not of %d", errStranger, cred.Uid, os.Geteuid())
+		return fmt.Errorf("%w: it belongs to user %d, not to %d", errStranger, cred.Uid, os.Geteuid())
 	case cred.Pid == 0:
 		return fmt.Errorf("%w: it is not in this container", errStranger)
 	case pid != 0 && int(cred.Pid) != pid:
-		return fmt.Errorf("%w: it is process %d, and not %d", errStranger, cred.Pid, pid)
+		return fmt.Errorf("%w: it is process %d, not %d", errStranger, cred.Pid, pid)
 	case pid != 0:
 	case !sameProgram(int(cred.Pid)):
 		what, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", cred.Pid))
@@ -196,16 +196,16 @@ func ourAgent(conn *net.UnixConn, pid int) error {
 	return nil
 }
 
-// startDetached starts the agent in a session of its own, and returns when it, or another that
-// was faster, listens.
+// startDetached starts the agent in a session of its own, and returns when that agent, or a faster
+// one, listens.
 func startDetached(args []string) error {
-	// What we were left open by mistake is not for somebody who stays.
+	// An agent that stays must not inherit descriptors that were left open to us by mistake.
 	_ = unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC)
 	cmd := exec.Command("/proc/self/exe", args...)
-	cmd.Args[0] = os.Args[0] // which tells a program of several roles its own
+	cmd.Args[0] = os.Args[0] // a program with several roles reads its role from this
 	cmd.Dir = "/"
 	cmd.Env = slices.DeleteFunc(os.Environ(), func(kv string) bool {
-		// Who marks the commands of others to kill them does not mean the agent.
+		// A process that kills commands by their marks must not find the agent.
 		return strings.HasPrefix(kv, "SANDBOXER_EXEC=") || strings.HasPrefix(kv, "SANDBOXER_RUN=") || strings.HasPrefix(kv, markVar+"=")
 	})
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
@@ -233,17 +233,17 @@ func startDetached(args []string) error {
 	case cmd.ProcessState != nil && cmd.ProcessState.ExitCode() == InUseExit:
 		return nil
 	case err != nil:
-		return fmt.Errorf("the agent that was started does not listen: %w: %s", err, said)
+		return fmt.Errorf("the new agent does not listen: %w: %s", err, said)
 	default:
-		return fmt.Errorf("the agent that was started ended (%v): %s", ended, said)
+		return fmt.Errorf("the new agent ended (%v): %s", ended, said)
 	}
 }
 
-// noTag is a limit of file locks, which Linux has long stopped to heed, below those with which
-// commands over SSH are tagged, to be killed with all that they started.
+// noTag is a limit of file locks, which Linux no longer enforces. It is below the limits that tag
+// commands over SSH, so that the agent is not killed with such a command.
 const noTag = 1 << 60
 
-// detach lets go of who started us, who learns so that we listen.
+// detach leaves the process that started us, and reports to it that we listen.
 func detach() error {
 	var locks unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_LOCKS, &locks); err == nil && locks.Max != unix.RLIM_INFINITY && locks.Max > noTag {
@@ -267,11 +267,11 @@ func detach() error {
 	return nil
 }
 
-// halfOpenTime is how long nothing may come of a connection whose caller has closed its side, where that comes not in frames. Whether
-// there is still a caller cannot be told then: an engine closes our input, and nothing else.
+// halfOpenTime is how long a connection without frames may be silent after its caller has closed its side. Then it is unknown whether
+// there is still a caller: an engine closes our input, and nothing else.
 const halfOpenTime = 10 * time.Minute
 
-// lingerTime is how long a caller who is still sending may take to notice that the agent's side has ended.
+// lingerTime is how long a caller that is still sending may take to notice that the agent's side has ended.
 const lingerTime = 2 * time.Second
 
 // relayStreams joins conn to our standard streams.
@@ -284,7 +284,7 @@ func relayStreams(conn *net.UnixConn, frames bool) error {
 	return relay(conn, in, out, frames, halfOpenTime)
 }
 
-// A busyConn knows whether its other side has not taken all that was written.
+// A busyConn knows whether its peer has not yet read everything written.
 type busyConn struct {
 	*net.UnixConn
 	writing atomic.Bool
@@ -308,7 +308,7 @@ func (c *busyConn) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// relay joins conn to two streams, until the agent's side of it ends, or, where in comes in frames, the caller has gone.
+// relay joins conn to two streams until the agent's side ends or, if in has frames, the caller has gone.
 func relay(conn *net.UnixConn, in io.Reader, out io.Writer, frames bool, halfOpen time.Duration) error {
 	defer conn.Close()
 	if _, err := out.Write([]byte{Mark}); err != nil {
@@ -320,7 +320,7 @@ func relay(conn *net.UnixConn, in io.Reader, out io.Writer, frames bool, halfOpe
 	go func() {
 		if frames {
 			passFrames(&input, bufio.NewReaderSize(in, 64<<10))
-			over <- nil // also where nobody takes what comes
+			over <- nil // also if the agent does not read the input
 			return
 		}
 		if _, err := io.Copy(conn, in); err == nil {
@@ -341,8 +341,8 @@ func relay(conn *net.UnixConn, in io.Reader, out io.Writer, frames bool, halfOpe
 			}
 			switch {
 			case errors.Is(err, io.EOF) && frames && input.busy():
-				// The agent wants no more of what still comes. If nobody took it, engines would break the streams, and with them what
-				// the agent has said.
+				// The agent wants no more input. If we did not read the rest, engines would break the streams and lose the agent's
+				// output.
 				conn.Close()
 				time.AfterFunc(lingerTime, func() { over <- nil })
 				return
@@ -360,7 +360,7 @@ func relay(conn *net.UnixConn, in io.Reader, out io.Writer, frames bool, halfOpe
 	return <-over
 }
 
-// An ownListener lets in who has our own user, by the word of the kernel.
+// An ownListener accepts only processes of our own user, according to the kernel.
 type ownListener struct {
 	*net.UnixListener
 	uid int
@@ -381,8 +381,8 @@ func (l ownListener) Accept() (net.Conn, error) {
 	}
 }
 
-// listenOwn listens at @name or /path, for processes of our own user alone. The error is
-// EADDRINUSE where somebody listens there already. A socket that nobody listens at is replaced.
+// listenOwn listens at @name or /path, for processes of our own user alone. The error is EADDRINUSE
+// if another process listens there. A socket without a listener is replaced.
 func listenOwn(name string) (net.Listener, error) {
 	if err := checkSocket(name); err != nil {
 		return nil, err
@@ -410,7 +410,7 @@ func listenOwn(name string) (net.Listener, error) {
 	return ownListener{l, os.Geteuid()}, nil
 }
 
-// removeStale removes the socket at addr if nobody listens there. Hold the lock of its directory.
+// removeStale removes the socket at addr if no process listens there. Hold the lock of its directory.
 func removeStale(addr *net.UnixAddr) error {
 	fi, err := os.Lstat(addr.Name)
 	switch {
@@ -419,7 +419,7 @@ func removeStale(addr *net.UnixAddr) error {
 	case err != nil:
 		return err
 	case fi.Mode()&fs.ModeSocket == 0:
-		return fmt.Errorf("%s is not a socket, and stays", addr.Name)
+		return fmt.Errorf("%s is not a socket, and is not removed", addr.Name)
 	}
 	conn, err := net.DialUnix("unix", nil, addr)
 	if errors.Is(err, unix.ECONNREFUSED) {

@@ -24,7 +24,7 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// A place is where attach runs: a program, a user, and an address that is nobody else's.
+// A place is where attach runs: a program, a user, and an address of its own.
 type place struct {
 	t       testing.TB
 	program string
@@ -68,14 +68,14 @@ func (p *place) dial(ctx context.Context, flags ...string) (net.Conn, error) {
 	return DialAttached(ctx, p.run, append([]string{"attach", "--socket", p.socket}, flags...)...)
 }
 
-// client returns one that comes in by attach.
+// client returns a client that connects by attach.
 func (p *place) client(flags ...string) *Client {
 	c := NewClient(ClientOptions{Dial: func(ctx context.Context) (net.Conn, error) { return p.dial(ctx, flags...) }})
 	p.t.Cleanup(func() { c.Close() })
 	return c
 }
 
-// agents are the processes that serve, or are about to.
+// agents are the processes that serve, or will.
 func (p *place) agents() []int {
 	p.t.Helper()
 	all, err := os.ReadDir("/proc")
@@ -95,7 +95,7 @@ func (p *place) agents() []int {
 	return pids
 }
 
-// agent is the only one there.
+// agent is the only agent.
 func (p *place) agent() int {
 	p.t.Helper()
 	pids := p.agents()
@@ -122,7 +122,7 @@ func TestAttach(t *testing.T) {
 			}
 			c.Close()
 
-			// It has a session, a directory and streams of its own, and nothing else that was open.
+			// It has a session, a directory and streams of its own, and no other open files.
 			agent := p.agent()
 			if sid, err := unix.Getsid(agent); err != nil || sid != agent {
 				t.Errorf("session %d, %v; want %d", sid, err, agent)
@@ -136,7 +136,7 @@ func TestAttach(t *testing.T) {
 				}
 			}
 
-			// Who comes later finds the same.
+			// A later caller finds the same agent.
 			again := p.client()
 			all, err := again.Processes(t.Context())
 			if err != nil || len(all) != 1 || all[0].PID != started {
@@ -149,7 +149,7 @@ func TestAttach(t *testing.T) {
 	}
 }
 
-// TestAttachAtOnce: however many come at once, one agent serves them.
+// TestAttachAtOnce: one agent serves any number of concurrent callers.
 func TestAttachAtOnce(t *testing.T) {
 	for name, socket := range map[string]string{"abstract": "@sandboxer-test-" + rand.Text(), "path": filepath.Join(t.TempDir(), "s")} {
 		t.Run(name, func(t *testing.T) {
@@ -169,7 +169,7 @@ func TestAttachAtOnce(t *testing.T) {
 	}
 }
 
-// TestAttachHalfCloses: what a service says after its caller has said all arrives.
+// TestAttachHalfCloses: a service's output arrives after its caller has closed the input.
 func TestAttachHalfCloses(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -201,7 +201,7 @@ func TestAttachHalfCloses(t *testing.T) {
 	}
 }
 
-// TestAttachAfterAKill: a socket that nobody listens at is replaced.
+// TestAttachAfterAKill: a socket without a listener is replaced.
 func TestAttachAfterAKill(t *testing.T) {
 	p := newPlace(t, filepath.Join(t.TempDir(), "s"))
 	if err := p.client().Health(t.Context()); err != nil {
@@ -223,8 +223,8 @@ func TestAttachAfterAKill(t *testing.T) {
 	}
 }
 
-// TestAttachWhileItEnds: an agent that was killed may still take connections when it has no program any more.
-// It is no stranger then: another one is started once it is gone.
+// TestAttachWhileItEnds: a killed agent may still accept connections when it has no program any more. That makes it
+// no stranger: another one is started once it is gone.
 func TestAttachWhileItEnds(t *testing.T) {
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(t.TempDir(), "s"), Net: "unix"})
 	if err != nil {
@@ -256,7 +256,7 @@ func TestAttachWhileItEnds(t *testing.T) {
 		if err := unix.Kill(p.agent(), unix.SIGKILL); err != nil {
 			t.Fatal(err)
 		}
-		// The connection may be one of those that the dying one had taken.
+		// The dying agent may have accepted the connection.
 		if err := p.client().Health(t.Context()); err != nil && strings.Contains(err.Error(), errStranger.Error()) {
 			t.Fatalf("round %d: %v", i, err)
 		}
@@ -301,7 +301,7 @@ func TestAttachRefuses(t *testing.T) {
 	}
 }
 
-// copied returns a copy of our program that everybody may run: another file.
+// copied returns a copy of our program that every user may run: another file.
 func copied(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "sandboxer-agent-test")
@@ -319,7 +319,7 @@ func copied(t *testing.T) string {
 	return filepath.Join(dir, "agent")
 }
 
-// TestAttachStranger: who listens with another program is given nothing, and is not replaced.
+// TestAttachStranger: a listener with another program gets nothing, and is not replaced.
 func TestAttachStranger(t *testing.T) {
 	p := abstract(t)
 	stranger := *p
@@ -337,7 +337,7 @@ func TestAttachStranger(t *testing.T) {
 	}
 }
 
-// TestOwnAsTwoUsers: an agent lets in its own user only, and nobody attaches to another's.
+// TestOwnAsTwoUsers: an agent accepts its own user only, and no user attaches to another's agent.
 func TestOwnAsTwoUsers(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, to be two users")
@@ -354,11 +354,11 @@ func TestOwnAsTwoUsers(t *testing.T) {
 	for _, p := range []*place{ours, theirs} {
 		other := *p
 		other.socket = map[*place]*place{ours: theirs, theirs: ours}[p].socket
-		if _, err := other.dial(t.Context()); err == nil || !strings.Contains(err.Error(), "it is of user") {
+		if _, err := other.dial(t.Context()); err == nil || !strings.Contains(err.Error(), "it belongs to user") {
 			t.Errorf("attached to another's agent: %v", err)
 		}
 	}
-	// The agent itself does not serve another user, who has asked it past attach.
+	// The agent itself does not serve another user that calls it directly.
 	conn, err := net.Dial("unix", theirs.socket)
 	if err != nil {
 		t.Fatal(err)
@@ -400,7 +400,7 @@ func TestAttachLeavesTheRest(t *testing.T) {
 	}
 }
 
-// TestListenOwnAtOnce: of many who find a socket that nobody listens at, one replaces it.
+// TestListenOwnAtOnce: of many processes that find a socket without a listener, one replaces it.
 func TestListenOwnAtOnce(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	for range 20 {
@@ -425,8 +425,7 @@ func TestListenOwnAtOnce(t *testing.T) {
 	}
 }
 
-// TestHalfOpen: a connection whose caller has gone ends when nothing comes of it any more, and not
-// while something does.
+// TestHalfOpen: a connection whose caller has gone ends once it is silent, and not while it still sends.
 func TestHalfOpen(t *testing.T) {
 	dir := t.TempDir()
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: dir + "/s", Net: "unix"})
@@ -459,8 +458,8 @@ func TestHalfOpen(t *testing.T) {
 	}
 }
 
-// TestCallerLeaves: a connection whose caller has gone ends, also where engines are on the way, who end its input and take its output for
-// ever, and where whoever it leads to heeds no end of the input, and never ends by itself. Half a connection stays as long as its caller does.
+// TestCallerLeaves: a connection whose caller has gone ends, even through engines that end its input and read its output for ever, and even if
+// the service ignores the end of the input, and never ends. Half a connection stays as long as its caller does.
 func TestCallerLeaves(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -509,8 +508,8 @@ func TestCallerLeaves(t *testing.T) {
 	eventually(t, "attach ends", func() bool { return len(processesWith(t, "attach", p.socket)) == 0 })
 }
 
-// TestRelayLingers: who still sends when the agent has said its last is not refused, also where nothing of it is taken: engines
-// would break the streams, and with them what the agent said.
+// TestRelayLingers: a caller that still sends after the agent's last output is not cut off, even if nothing reads its input: engines
+// would break the streams, and lose the agent's output.
 func TestRelayLingers(t *testing.T) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -550,7 +549,7 @@ func TestRelayLingers(t *testing.T) {
 		t.Fatal(err)
 	}
 	hears("no")
-	// More than the socket, the pipe and what is buffered take together.
+	// More than the socket, the pipe and all buffers hold together.
 	_ = caller.SetWriteDeadline(time.Now().Add(time.Minute))
 	if _, err := frames.Write(make([]byte, 4<<20)); err != nil {
 		t.Errorf("who still sends: %v", err)
@@ -561,7 +560,7 @@ func TestRelayLingers(t *testing.T) {
 	}
 }
 
-// forEver takes all that is written, also when nobody wants it.
+// forEver accepts all writes, and discards them.
 type forEver struct{ to io.Writer }
 
 func (w forEver) Write(p []byte) (int, error) {
@@ -569,7 +568,7 @@ func (w forEver) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// TestConnect: connect leads to an agent that listens, waits for one that is about to, and starts none.
+// TestConnect: connect reaches an agent that listens, waits for one that is about to, and starts none.
 func TestConnect(t *testing.T) {
 	p := abstract(t)
 	dialed := make(chan error, 1)
@@ -607,7 +606,7 @@ func TestConnect(t *testing.T) {
 	}
 }
 
-// processesWith are those whose arguments hold all of these.
+// processesWith are those whose arguments contain all of these.
 func processesWith(t *testing.T, args ...string) (pids []int) {
 	t.Helper()
 	all, err := os.ReadDir("/proc")

@@ -7,33 +7,35 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"slices"
 	"strings"
 	"sync"
 	"syscall"
 	"time"
-	"unicode"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/capture"
 )
 
-// What an agent answers is the word of its sandbox, where somebody may have taken the
-// agent's place. So everything that a client reads has a bound, and what exceeds it ends
-// the call with Failed; what takes too long ends it with Timeout.
+// An agent's answers come from inside its sandbox, where another process may have taken its
+// place. So a client bounds all that it reads: what exceeds a bound ends the call with Failed;
+// what takes too long ends it with Timeout.
 const (
 	maxHead      = 64 << 10  // bytes of an answer's head
 	maxAnswer    = 64 << 10  // bytes of the body of a plain answer that is no file
 	maxReply     = 1 << 20   // bytes of one message of a remote procedure
 	maxText      = 1 << 10   // bytes of a message about a failure
+	maxHint      = 256       // bytes of a hint about a failure
 	maxPage      = 1024      // entries of one page of a listing
 	maxPageBytes = 256 << 10 // of names and targets in one page
 	maxListed    = 1_000_000 // entries of one listing
 	leastMoved   = 64 << 10  // bytes that a transfer moves in the time for progress
 )
 
-// patience is how long a client waits for an agent. What streams without an end of its
-// own, the output of a command say, may be silent for as long as its caller wants.
+// patience is how long a client waits for an agent. A stream without an end of its own, such
+// as the output of a command, may be silent for as long as its caller wants.
 type patience struct {
 	answer   time.Duration // for a whole answer, or the beginning of a stream
 	remove   time.Duration // for the removal of a tree
@@ -45,27 +47,27 @@ var defaultPatience = patience{answer: time.Minute, remove: 10 * time.Minute, pr
 
 var (
 	errLate  = errors.New("the agent took too long")
-	errLarge = errors.New("the answer is larger than any of an agent's")
+	errLarge = errors.New("the answer is larger than an agent's answer can be")
 )
 
 func tooLarge(what string) error {
-	return sandboxer.E(sandboxer.Failed, errLarge, "the sandbox's agent answered with more than %s", what).WithHint("the sandbox is at fault: create a new one")
+	return sandboxer.E(sandboxer.Failed, errLarge, "the sandbox's agent answered with more than %s", what).WithHint("the sandbox is broken: create a new one")
 }
 
 func unreadable(cause error, what string) error {
-	return sandboxer.E(sandboxer.Failed, cause, "the sandbox's agent gave an answer that cannot be read: %s", what).WithHint("the sandbox is at fault: create a new one")
+	return sandboxer.E(sandboxer.Failed, cause, "the sandbox's agent gave an answer that cannot be read: %s", what).WithHint("the sandbox is broken: create a new one")
 }
 
-// within bounds a call whose answer is small.
+// within bounds a call with a small answer.
 func within(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	stop := after(d, func() { cancel(errLate) })
 	return ctx, func() { stop(); cancel(nil) }
 }
 
-// after calls f when so much time has gone by for us, unless stop is called first. It goes by
-// in steps: where the machine stood still, or we did, that counts as one of them. Nobody else
-// could have done anything meanwhile.
+// after calls f after d of our own running time, unless stop is called first. It counts steps: a
+// pause of the machine, or of this process, counts as one step, because no other process could run
+// either.
 func after(d time.Duration, f func()) (stop func()) {
 	left := 16
 	step := d / time.Duration(left)
@@ -91,8 +93,8 @@ func after(d time.Duration, f func()) (stop func()) {
 	}
 }
 
-// A stillness ends a transfer that makes too little progress: less than leastMoved bytes in
-// d of the agent's time.
+// A stillness ends a transfer that makes too little progress: less than leastMoved bytes in d of
+// the agent's time.
 type stillness struct {
 	d time.Duration
 
@@ -103,14 +105,14 @@ type stillness struct {
 	moved int           // since all of d was left
 }
 
-// moving returns a context that ends when the transfer stands still for d while it is
-// the agent's turn, which it is at first.
+// moving returns a context that ends when the transfer makes no progress for d while it is
+// the agent's turn. The agent has the first turn.
 func moving(ctx context.Context, d time.Duration) (context.Context, context.CancelCauseFunc, *stillness) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	return ctx, cancel, &stillness{timer: time.AfterFunc(d, func() { cancel(errLate) }), d: d, left: d, began: time.Now()}
 }
 
-// ours ends the agent's turn, in which so many bytes moved.
+// ours ends the agent's turn, in which this many bytes moved.
 func (s *stillness) ours(moved int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -131,7 +133,7 @@ func (s *stillness) agents() {
 	s.timer.Reset(s.left)
 }
 
-// A transfer is the body of an answer that streams.
+// A transfer is the body of a streamed answer.
 type transfer struct {
 	io.ReadCloser
 	c      *Client
@@ -165,8 +167,8 @@ func readAnswer(r io.Reader) ([]byte, error) {
 	return b, err
 }
 
-// noRedirect leaves an answer that points elsewhere as it is: a sandbox does not say
-// where the broker asks.
+// noRedirect follows no redirect: a sandbox must not choose where the broker sends
+// requests.
 func noRedirect(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 
 // headLimit reads the head of an answer from a raw connection.
@@ -184,35 +186,28 @@ func (h *headLimit) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// text brings what an agent says about a failure into a form that may be shown.
-func text(s string) string {
-	cut := len(s) > maxText
-	if cut {
-		s = s[:maxText]
-	}
-	s = strings.Map(func(r rune) rune {
-		if r == '\n' || r == '\t' || unicode.IsPrint(r) {
-			return r
-		}
-		return '\uFFFD'
-	}, strings.ToValidUTF8(s, "\uFFFD"))
-	if cut {
-		s += "…"
-	}
-	return s
-}
+// text makes an agent's failure message safe to show.
+func text(s string) string { return capture.Text(s, maxText) }
 
-// failure makes an error of what an agent says: of the kind in its header, if there is
-// one, else of the given one. What only the broker can know is not for a sandbox to say.
-func (c *Client) failure(kind sandboxer.Kind, header, message string) error {
-	if said := sandboxer.Kind(header); slices.Contains(sandboxer.Kinds(), said) {
+// failure makes an error of an agent's message: with the kind and hint of its header if they are
+// there, else of the given kind. An agent cannot use kinds that only the broker can judge.
+func (c *Client) failure(kind sandboxer.Kind, header http.Header, message string) error {
+	if said := sandboxer.Kind(header.Get(kindHeader)); slices.Contains(sandboxer.Kinds(), said) {
 		kind = said
 	}
 	switch {
 	case kind == sandboxer.NoCredit, kind == sandboxer.Internal, kind == sandboxer.Unauthenticated && c.opts.Token == "" && c.owned != nil:
 		kind = sandboxer.Failed
 	}
-	return sandboxer.E(kind, nil, "%s", text(message))
+	e := sandboxer.E(kind, nil, "%s", text(message))
+	// The hint is one line. One that our agent would not write is dropped.
+	if hint, err := url.PathUnescape(header.Get(hintHeader)); err == nil && hint != "" {
+		hint = strings.Join(strings.Fields(text(hint)), " ")
+		if len(hint) <= maxHint+len("…") {
+			return e.WithHint("%s", hint)
+		}
+	}
+	return e
 }
 
 // A message is the body of an answer that is one message. One that is too long fails at
@@ -230,21 +225,21 @@ func (m *message) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// envelopes is the body of a stream of messages, each of which says how long it is. One
-// that is too long fails at once, too.
+// envelopes is the body of a stream of messages, each with its length in front. One that is
+// too long also fails at once.
 type envelopes struct {
 	io.ReadCloser
 	head [5]byte
 	n    int    // of head
 	left uint32 // of the message
-	last bool   // it is the last, by its head
+	last bool   // it is the last, according to its head
 }
 
 // endStream is the flag of the last message of a stream.
 const endStream = 0b10
 
-// Close reads a stream that came to its end to the last byte: a connection that is not is not used
-// again. The context of the call bounds that.
+// Close reads a stream that has ended to the last byte: HTTP reuses only connections that were
+// read to their end. The context of the call bounds that.
 func (e *envelopes) Close() error {
 	if e.last && e.left == 0 {
 		_, _ = e.ReadCloser.Read(e.head[:1])

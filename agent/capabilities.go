@@ -13,29 +13,31 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// Capabilities is embedded by adapters that have an agent in their sandboxes. It fulfils
-// what the agent can do: exec, files, archive, dial, stats, agent, processes and watch. An adapter with something better of its own has a method of the same
-// name, which wins.
+// Capabilities implements exec, files, archive, dial, stats, agent, processes and watch for adapters
+// whose sandboxes have an agent. An adapter embeds it. If the adapter has a better way for a
+// capability, its own method of the same name takes precedence.
 type Capabilities struct {
-	// Open opens the way to the agent of h's sandbox for one call. A long call may last
-	// as long as its caller likes: a command, a stream. Kinds: NotFound when the sandbox is
-	// gone, Conflict when it is frozen, Unavailable when it cannot be reached, Unsupported
-	// for one without an agent.
+	// Open prepares one call to the agent of h's sandbox. A command or a stream may last as long as its
+	// caller likes. Kinds: NotFound when the sandbox is gone, Conflict when it is frozen, Unavailable
+	// when it cannot be reached, Unsupported for one without an agent.
 	Open func(ctx context.Context, h sandboxer.Handle, long bool) (Call, error)
 }
 
-// A Call is the way to the agent of one sandbox, for one call.
+// A Call is the access to the agent of one sandbox for one call.
 type Call struct {
 	Agent *Client
-	Ctx   context.Context   // under which the call is made
-	End   func(error) error // called once, with how the call ended; returns what the caller is told. nil: the same
+	Ctx   context.Context   // context of the call; it ends when the caller leaves
+	Done  func(error) error // called once with the error of the call; returns the error for the caller. nil: no change
+	// Why says why the sandbox cannot be used: that it is gone, paused, or cannot be reached. It returns nil
+	// if the sandbox can be used, and is nil if nothing can say more than a failed call.
+	Why func() error
 
-	// What commands get that name nothing else, where the agent was not started with it.
+	// Env, Dir and User are defaults for commands, if the agent was not started with them.
 	Env       map[string]string
 	Dir, User string
 }
 
-// The compiler checks what is promised.
+// The compiler checks that Capabilities implements these.
 var _ interface {
 	sandboxer.Execer
 	sandboxer.Filer
@@ -47,11 +49,26 @@ var _ interface {
 	sandboxer.Watcher
 } = Capabilities{}
 
-func (c Call) end(err error) error {
-	if c.End == nil {
+// End ends a call, which has to happen once. It returns the error for the caller: Done's or, if a missing
+// sandbox may have caused that and the caller still waits, Why's.
+func (c Call) End(err error) error {
+	left := c.Ctx.Err() != nil
+	if c.Done != nil {
+		err = c.Done(err)
+	}
+	if left || c.Why == nil {
 		return err
 	}
-	return c.End(err)
+	kind := sandboxer.KindOf(err)
+	unreached := kind == sandboxer.Unavailable || kind == sandboxer.Timeout
+	if !unreached && kind != sandboxer.NotFound && kind != sandboxer.Conflict {
+		return err
+	}
+	why := c.Why()
+	if kind := sandboxer.KindOf(why); kind == sandboxer.NotFound || kind == sandboxer.Conflict || why != nil && unreached {
+		return why
+	}
+	return err
 }
 
 // with makes one call.
@@ -61,7 +78,7 @@ func with[T any](ctx context.Context, c Capabilities, h sandboxer.Handle, long b
 		return out, err
 	}
 	out, err = f(call)
-	return out, call.end(err)
+	return out, call.End(err)
 }
 
 func (c Capabilities) do(ctx context.Context, h sandboxer.Handle, f func(Call) error) error {
@@ -103,7 +120,7 @@ func (c Capabilities) ReadFile(ctx context.Context, h sandboxer.Handle, name str
 	}
 	r, err := call.Agent.ReadFile(call.Ctx, name)
 	if err != nil {
-		return nil, call.end(err)
+		return nil, call.End(err)
 	}
 	return &reading{ReadCloser: r, call: call}, nil
 }
@@ -126,7 +143,7 @@ func (r *reading) Read(p []byte) (int, error) {
 	return n, err
 }
 
-func (r *reading) ended(err error) { r.once.Do(func() { r.err = r.call.end(err) }) }
+func (r *reading) ended(err error) { r.once.Do(func() { r.err = r.call.End(err) }) }
 
 func (r *reading) Close() error {
 	err := r.ReadCloser.Close()
@@ -243,15 +260,15 @@ func (c Capabilities) WatchFiles(ctx context.Context, h sandboxer.Handle, dir st
 	}
 	w, err := call.Agent.Watch(call.Ctx, dir, recursive)
 	if err != nil {
-		return nil, call.end(err)
+		return nil, call.End(err)
 	}
 	var once sync.Once
 	end := func(err error) (told error) {
 		told = err
-		once.Do(func() { w.Close(); told = call.end(err) })
+		once.Do(func() { w.Close(); told = call.End(err) })
 		return told
 	}
-	stop := context.AfterFunc(ctx, func() { _ = end(ctx.Err()) }) // also if nobody takes anything of it
+	stop := context.AfterFunc(ctx, func() { _ = end(ctx.Err()) }) // also if the caller reads nothing
 	return func(yield func(sandboxer.FileChange, error) bool) {
 		defer func() { stop(); _ = end(nil) }()
 		for {

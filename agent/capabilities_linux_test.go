@@ -11,16 +11,16 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// counted returns the capabilities of a's sandbox, and how many calls are under way.
+// counted returns the capabilities of a's sandbox, and the number of calls in progress.
 func counted(a *running) (Capabilities, *atomic.Int32) {
 	var open atomic.Int32
 	return Capabilities{Open: func(ctx context.Context, _ sandboxer.Handle, _ bool) (Call, error) {
 		open.Add(1)
-		return Call{Agent: a.Client, Ctx: ctx, End: func(err error) error { open.Add(-1); return err }}, nil
+		return Call{Agent: a.Client, Ctx: ctx, Done: func(err error) error { open.Add(-1); return err }}, nil
 	}}, &open
 }
 
-// TestCallsEnd: whatever its caller does with what it returns, a call ends once.
+// TestCallsEnd: a call ends once, whatever its caller does with its result.
 func TestCallsEnd(t *testing.T) {
 	a := startAgent(t)
 	c, open := counted(a)
@@ -37,7 +37,7 @@ func TestCallsEnd(t *testing.T) {
 	if open.Load() != 1 {
 		t.Fatalf("%d calls under way; want the watch", open.Load())
 	}
-	leave() // nobody took anything of it
+	leave() // the caller read nothing
 	ended("a watch that nobody took")
 
 	ctx, leave = context.WithCancel(t.Context())

@@ -25,42 +25,43 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/upload"
 )
 
-// ClientOptions say how to reach an agent. One of Dial and BaseURL is needed.
+// ClientOptions say how to reach an agent. Dial or BaseURL is required.
 type ClientOptions struct {
 	// Dial opens a connection to the agent's listener.
 	Dial func(ctx context.Context) (net.Conn, error)
-	// BaseURL and HTTP reach an agent behind an HTTP front instead ("https://…"); HTTP
-	// nil means http.DefaultClient. Without Dial there is no relay.
+	// BaseURL and HTTP reach an agent behind an HTTP server instead ("https://…"). A nil HTTP means
+	// http.DefaultClient. Without Dial, Client.Dial and Client.Connect are not available.
 	BaseURL string
 	HTTP    *http.Client
 	Token   string      // access token; empty for an agent without one
 	Header  http.Header // sent with every request
-	// IdleConns is how many connections are kept for the next calls; 0 means 8. Each may
-	// cost a program where the sandbox is.
+	// IdleConns is how many idle connections are kept for later calls; 0 means 8. Each may need a
+	// process at the sandbox.
 	IdleConns int
-	// IdleTime is how long each waits for one; 0 means a minute.
+	// IdleTime is how long an idle connection is kept; 0 means a minute.
 	IdleTime time.Duration
-	// Dials is how many connections Dial opens at once, and 0 means any number. A call
-	// that needs one more waits with DialsWait; without it, it is Unavailable, and nothing of it
-	// was sent.
+	// Dials is how many connections Dial opens at the same time; 0 means any number. With DialsWait, a
+	// call that needs one more waits. Without it, the call fails as Unavailable and nothing was sent.
 	Dials     int
 	DialsWait bool
-	// User is whom files belong to and who runs commands that name nobody; empty means
-	// the agent's default.
+	// MaxHung is how many dials in a row may hang, because an engine may wait for each without an end. Then
+	// one dial is tried every ten minutes until one succeeds, and the other calls fail as Failed. A dial
+	// hangs if DialCommand or DialAttached reached a deadline. 0 means any number.
+	MaxHung int
+	// User owns new files and runs commands without a user; empty means the agent's default.
 	User string
 }
 
-// Client speaks to the agent of one sandbox. It fulfils the capabilities exec, files,
-// dial and stats for an adapter. It keeps connections for reuse until Close; its
-// methods are safe for concurrent use.
+// Client speaks to the agent of one sandbox. It implements the capabilities exec, files, dial and stats
+// for an adapter. It keeps connections for reuse until Close. Its methods are safe for concurrent use.
 //
-// The agent is in the sandbox, where somebody may have taken its place: whatever it
-// answers is bounded in bytes, entries and time, and calls end without it.
+// The agent runs in the sandbox, where another process may take its place. So every answer is bounded
+// in bytes, entries and time, and no call depends on the agent to end.
 //
-// Errors carry a Kind: Unavailable when the agent cannot be reached, Timeout when it does
-// not answer in time (a minute; ten to remove a tree; two of its own for every 64 KiB of
-// a transfer), Failed when what it answers is too large or cannot be read, Unauthenticated
-// for a wrong token, and those of the capability interfaces.
+// Errors carry a Kind: Unavailable when the agent cannot be reached; Timeout when it does not answer in
+// time (a minute; ten minutes to remove a tree; two minutes of the agent's own time for every 64 KiB of
+// a transfer); Failed when its answer is too large or cannot be read; Unauthenticated for a wrong
+// token; and those of the capability interfaces.
 type Client struct {
 	wait  patience
 	opts  ClientOptions
@@ -77,7 +78,7 @@ func NewClient(o ClientOptions) *Client {
 	c := &Client{wait: defaultPatience, opts: o, dials: &dialGate{}, base: strings.TrimSuffix(o.BaseURL, "/"), http: o.HTTP}
 	switch {
 	case o.Dial != nil:
-		o.Dial = c.dials.bounded(o.Dials, o.DialsWait, o.Dial)
+		o.Dial = c.dials.bounded(o)
 		c.opts.Dial = o.Dial
 		// HTTP/1.1, because a stream on a connection of its own needs no windows: output
 		// flows three times as fast as over HTTP/2.
@@ -107,14 +108,15 @@ func NewClient(o ClientOptions) *Client {
 	return c
 }
 
-// ErrNotReached is the cause of errors with which nothing was sent to the agent: no connection to
-// it was to be had.
+// ErrNotReached is the cause of errors of calls that sent nothing to the agent, because there was no
+// connection to it.
 var ErrNotReached = errors.New("no connection to the agent")
 
 // idleConns is how many connections to one agent are kept for the next calls.
 const idleConns = 8
 
-// Close ends idle connections, and those that are being opened for nobody. Calls under way go on.
+// Close closes idle connections, and those that are being opened without a waiting call. Running calls
+// continue.
 func (c *Client) Close() error {
 	c.dials.end()
 	if c.owned != nil {
@@ -142,8 +144,8 @@ func (h *headerClient) Do(r *http.Request) (*http.Response, error) {
 	return res, err
 }
 
-// send sends a request. An upgrade that nobody asked for is refused: the body of such an
-// answer does not end with the request's context.
+// send sends a request. It refuses an unrequested upgrade: the body of such an answer does not
+// end with the request's context.
 func (c *Client) send(r *http.Request) (*http.Response, error) {
 	res, err := c.http.Do(r)
 	if err == nil && res.StatusCode == http.StatusSwitchingProtocols {
@@ -166,8 +168,8 @@ func (c *Client) decorate(h http.Header) {
 	}
 }
 
-// do sends a plain request and turns an answer that is no success into an error. It is
-// given up when nothing moves; who reads an answer that should be small bounds ctx.
+// do sends a plain request and turns an unsuccessful answer into an error. It gives up when
+// no data moves; a caller that reads an answer that should be small bounds ctx.
 func (c *Client) do(ctx context.Context, method, path string, query url.Values, header http.Header, body *content, size int64) (_ *http.Response, err error) {
 	if c.opts.User != "" && !query.Has("username") {
 		query.Set("username", c.opts.User)
@@ -239,10 +241,10 @@ func (c *Client) plainError(res *http.Response) error {
 	case http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
 		kind = sandboxer.Unavailable
 	}
-	return c.failure(kind, said, answer.Message)
+	return c.failure(kind, res.Header, answer.Message)
 }
 
-// errNoRoute is the cause of an error where an agent does not know what it is asked for.
+// errNoRoute is the cause of an error if an agent does not know the call.
 var errNoRoute = errors.New("the agent has no such call")
 
 func (c *Client) transportError(ctx context.Context, err error) error {
@@ -271,7 +273,7 @@ func (c *Client) rpcError(ctx context.Context, err error) error {
 	}
 	said := ce.Meta().Get(kindHeader)
 	switch code := ce.Code(); {
-	case said != "", code == connect.CodeUnauthenticated, code == connect.CodePermissionDenied: // may be a front's bare status
+	case said != "", code == connect.CodeUnauthenticated, code == connect.CodePermissionDenied: // may be the bare status of a proxy
 	case connect.IsWireError(err):
 	case code == connect.CodeResourceExhausted:
 		return tooLarge("1 MiB in one message")
@@ -306,7 +308,7 @@ func (c *Client) rpcError(ctx context.Context, err error) error {
 	case connect.CodeCanceled:
 		kind = sandboxer.Canceled
 	}
-	return c.failure(kind, said, ce.Message())
+	return c.failure(kind, ce.Meta(), ce.Message())
 }
 
 // Health reports whether the agent answers.
@@ -320,8 +322,8 @@ func (c *Client) Health(ctx context.Context) error {
 	return res.Body.Close()
 }
 
-// WaitReady returns when the agent answers, trying again until ctx is done. Its error
-// is that of the last try, of kind Unavailable, or Unauthenticated at once.
+// WaitReady returns when the agent answers. It tries until ctx is done. Its error is that of the last
+// attempt, Unavailable; Unauthenticated ends it immediately.
 func (c *Client) WaitReady(ctx context.Context) error {
 	pause := time.Millisecond
 	for {
@@ -343,18 +345,18 @@ func (c *Client) WaitReady(ctx context.Context) error {
 	}
 }
 
-// Settings of a running agent; a nil field keeps the present value.
+// Settings of a running agent. A nil field keeps the present value.
 type Settings struct {
 	Token   *string           `json:"accessToken,omitempty"`
 	Env     map[string]string `json:"envVars,omitempty"` // replaces the whole set
 	User    *string           `json:"defaultUser,omitempty"`
 	Workdir *string           `json:"defaultWorkdir,omitempty"`
-	At      *time.Time        `json:"timestamp,omitempty"` // an order older than the last one is ignored
-	Fuse    *time.Time        `json:"fuse,omitempty"`      // when the agent ends by itself, and the sandbox with it; zero means never
+	At      *time.Time        `json:"timestamp,omitempty"` // older settings than the last ones are ignored
+	Fuse    *time.Time        `json:"fuse,omitempty"`      // time at which the agent ends itself and the sandbox; zero means never
 }
 
-// Init changes settings of the agent. When it changes the token, this client goes on
-// with the old one: make a new client.
+// Init changes settings of the agent. If it changes the token, this client keeps the old one: make a
+// new client.
 func (c *Client) Init(ctx context.Context, s Settings) error {
 	b, err := json.Marshal(s)
 	if err != nil {
@@ -385,7 +387,7 @@ func (c *Client) Stats(ctx context.Context) (sandboxer.Stats, error) {
 		return st, c.transportError(ctx, err)
 	}
 	if err := json.Unmarshal(b, &st); err != nil {
-		return sandboxer.Stats{}, unreadable(err, "figures that are none")
+		return sandboxer.Stats{}, unreadable(err, "invalid figures")
 	}
 	for _, n := range []*int64{&st.MemoryBytes, &st.DiskBytes, &st.PIDs, &st.RxBytes, &st.TxBytes} {
 		*n = max(*n, -1)
@@ -395,12 +397,11 @@ func (c *Client) Stats(ctx context.Context) (sandboxer.Stats, error) {
 	return st, nil
 }
 
-// Connect opens a connection of its own to the agent, for a caller who speaks its wire;
-// see sandboxer.AgentDialer. The agent may be one that wants a token: then the adapter's
-// way to it is none that can be handed on, and the kind is Unsupported.
+// Connect opens a separate connection to the agent for a caller that speaks its wire protocol; see
+// sandboxer.AgentDialer. An agent with a token cannot be handed on this way: the error is Unsupported.
 func (c *Client) Connect(ctx context.Context) (net.Conn, error) {
 	if c.opts.Dial == nil || c.opts.Token != "" {
-		return nil, sandboxer.E(sandboxer.Unsupported, nil, "the way to this agent takes credentials, and cannot be handed on as a connection")
+		return nil, sandboxer.E(sandboxer.Unsupported, nil, "connections to this agent need credentials, and cannot be passed on")
 	}
 	conn, err := c.opts.Dial(ctx)
 	if err != nil {
@@ -409,8 +410,8 @@ func (c *Client) Connect(ctx context.Context) (net.Conn, error) {
 	return conn, nil
 }
 
-// Dial opens a stream to a TCP port inside the sandbox; see sandboxer.Dialer. The
-// stream has a connection of its own, and CloseWrite.
+// Dial opens a stream to a TCP port inside the sandbox; see sandboxer.Dialer. The stream is a separate
+// connection with CloseWrite.
 func (c *Client) Dial(ctx context.Context, port int) (net.Conn, error) {
 	if c.opts.Dial == nil {
 		return nil, sandboxer.E(sandboxer.Unsupported, nil, "this agent is reached through an HTTP front, which carries no raw streams")
@@ -454,7 +455,7 @@ func (c *Client) Dial(ctx context.Context, port int) (net.Conn, error) {
 	return &bufferedConn{Conn: conn, r: br}, nil
 }
 
-// A bufferedConn first gives what was read too early.
+// A bufferedConn first returns the bytes that were read too early.
 type bufferedConn struct {
 	net.Conn
 	r *bufio.Reader

@@ -15,21 +15,20 @@ import (
 	pb "github.com/sand-boxer/sandboxer/agent/proto/process"
 )
 
-// Exec runs cmd to its end; see sandboxer.Execer. The command does not outlive the
-// call: it is killed, with what it started, when ctx is done or the connection breaks.
-// A reader behind cmd.Stdin that blocks is not waited for.
+// Exec runs cmd to its end; see sandboxer.Execer. When ctx is done or the connection breaks, the
+// command and its child processes are killed. Exec does not wait for a blocked read of cmd.Stdin.
 func (c *Client) Exec(ctx context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
 	if err := ctx.Err(); err != nil {
 		return sandboxer.Exit{}, sandboxer.E(sandboxer.KindOf(err), err, "the command was canceled before it began")
 	}
-	// The stream outlives ctx: after a cancel we still want to see the end.
+	// The stream outlives ctx: after a cancel we still wait for the command's end.
 	streamCtx, cut, began := c.begin(context.WithoutCancel(ctx))
 	defer cut()
 	req := startRequest(sandboxer.ProcessSpec{Args: cmd.Args, Env: cmd.Env, Dir: cmd.Dir, TTY: cmd.TTY, Input: cmd.Stdin != nil})
 	req.Header().Set(foregroundHeader, "true")
 	c.as(req.Header(), cmd.User)
-	// A cancel before the start event: give the command the time to begin, because only
-	// then can its end be seen.
+	// A cancel before the start event: give the command time to begin, because only then can
+	// we see its end.
 	defer context.AfterFunc(ctx, func() { time.AfterFunc(c.wait.kill, cut) })()
 	stream, err := c.proc.Start(streamCtx, req)
 	if err != nil {
@@ -49,14 +48,14 @@ func (c *Client) Exec(ctx context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, e
 	return x, err
 }
 
-// notStartedExit turns the failure of a command that does not exist into an exit.
+// notStartedExit turns the failure of a missing command into an exit.
 func notStartedExit(cmd sandboxer.Cmd, raw, err error) (sandboxer.Exit, error) {
 	var ce *connect.Error
 	if errors.As(raw, &ce) {
 		if code, e := strconv.Atoi(ce.Meta().Get(exitHeader)); e == nil {
 			se := &sandboxer.StartError{Name: cmd.Args[0], Code: code}
 			if known := se.Error(); ce.Message() != known {
-				se.Why = strings.TrimPrefix(strings.TrimPrefix(ce.Message(), known+": "), se.Name+": ") // former agents have the name alone
+				se.Why = strings.TrimPrefix(strings.TrimPrefix(ce.Message(), known+": "), se.Name+": ") // earlier agents send the name alone
 			}
 			return se.Exit(cmd), nil
 		}
@@ -68,8 +67,8 @@ func notStartedExit(cmd sandboxer.Cmd, raw, err error) (sandboxer.Exit, error) {
 	return sandboxer.Exit{}, err
 }
 
-// ErrNotStarted is the cause of Exec's error with the kind Exhausted where the agent had nothing
-// left to start the command with.
+// ErrNotStarted is the cause of an Exhausted error of Exec: the sandbox had no resources left to start
+// the command.
 var ErrNotStarted = errors.New("the command was not started")
 
 func startRequest(p sandboxer.ProcessSpec) *connect.Request[pb.StartRequest] {
@@ -109,15 +108,15 @@ type attachment struct {
 	began   func()
 	next    func() *pb.ProcessEvent
 	err     func() error
-	tty     func() bool // whether the process has a terminal; known once the first event came
-	feedNil bool        // a terminal without an input gets its end of file typed
+	tty     func() bool // whether the process has a terminal; known after the first event
+	feedNil bool        // send an end of file to a terminal without an input
 	started bool
 	ended   atomic.Bool  // the end of the process came
 	writing atomic.Int64 // the number of the write that is under way; 0 between two
 }
 
-// run copies events until the end. With own set the process belongs to the caller: it
-// is killed when ctx is done; otherwise it is left alone.
+// run copies events until the end. With own set the process belongs to the caller: run
+// kills it when ctx is done; otherwise the process continues.
 func (a *attachment) run(s sandboxer.ProcessStreams, own bool) (x sandboxer.Exit, err error) {
 	first := a.next()
 	a.began()
@@ -141,7 +140,7 @@ func (a *attachment) run(s sandboxer.ProcessStreams, own bool) (x sandboxer.Exit
 		go a.c.control(helpers, pid, s)
 	}
 	giveUp := func() {
-		// One that is known not to answer kills the command when it finds the stream broken.
+		// An agent that is known not to answer kills the command when it finds the stream broken.
 		if own && sandboxer.KindOf(context.Cause(a.ctx)) != sandboxer.Unavailable {
 			ctx, cancel := context.WithTimeout(helpers, a.c.wait.kill)
 			defer cancel()
@@ -166,7 +165,7 @@ func (a *attachment) run(s sandboxer.ProcessStreams, own bool) (x sandboxer.Exit
 		return o.x, o.err
 	case err := <-undelivered:
 		select {
-		case o := <-over: // with its process, or its agent
+		case o := <-over: // the process or its agent has ended
 			return o.x, o.err
 		case <-time.After(blockedWrite):
 		}
@@ -186,7 +185,7 @@ func (a *attachment) run(s sandboxer.ProcessStreams, own bool) (x sandboxer.Exit
 			return o.x, o.err
 		case <-time.After(blockedWrite):
 		}
-		// A caller who takes nothing does not see the end in the stream.
+		// A caller that does not read the output does not see the end in the stream.
 		n := a.writing.Load()
 		if n == 0 || n != blocked {
 			blocked = n
@@ -202,7 +201,7 @@ func (a *attachment) run(s sandboxer.ProcessStreams, own bool) (x sandboxer.Exit
 	}
 }
 
-// blockedWrite is how long a write of output may take once its caller has left.
+// blockedWrite is how long a write of output may take after its caller has left.
 const blockedWrite = 100 * time.Millisecond
 
 func (a *attachment) gaveUp(own bool) error {
@@ -210,11 +209,11 @@ func (a *attachment) gaveUp(own bool) error {
 	if own {
 		return sandboxer.E(sandboxer.KindOf(e), e, "the command was killed because its caller gave up")
 	}
-	return sandboxer.E(sandboxer.KindOf(e), e, "the process is not followed any more, and goes on")
+	return sandboxer.E(sandboxer.KindOf(e), e, "the caller no longer follows the process, which continues to run")
 }
 
-// follow copies events to s until the end; giveUp is called when the output cannot be
-// written any more.
+// follow copies events to s until the end; it calls giveUp when the output can no longer be
+// written.
 func (a *attachment) follow(s sandboxer.ProcessStreams, own bool, giveUp func()) (x sandboxer.Exit, err error) {
 	for n := int64(1); ; n++ {
 		ev := a.next()
@@ -251,7 +250,7 @@ func (a *attachment) follow(s sandboxer.ProcessStreams, own bool, giveUp func())
 		_, werr := w.Write(b)
 		a.writing.Store(0)
 		if werr != nil {
-			// Nobody reads any more: as with a closed pipe, that ends the command.
+			// The reader has gone: as with a closed pipe, that ends the command.
 			err = sandboxer.E(sandboxer.Canceled, werr, "the output of the command could not be written")
 			if !own {
 				return x, err
@@ -283,8 +282,8 @@ func (c *Client) streamError(ctx, stream context.Context, err error) error {
 	return c.rpcError(ctx, err)
 }
 
-// feed sends r to the input of a process and then closes it. Its error is that this could not be
-// done; that the process ended, or closed its input, is none.
+// feed sends r to the input of a process and then closes it. Its error means that this failed; it is
+// nil if the process ended, or closed its input.
 func (c *Client) feed(ctx context.Context, pid int, r io.Reader, tty bool) error {
 	sel := pidSelector(pid)
 	stream := c.proc.StreamInput(ctx)
@@ -327,7 +326,7 @@ func (c *Client) feed(ctx context.Context, pid int, r io.Reader, tty bool) error
 	return err
 }
 
-// control passes sizes and signals on until the process has ended.
+// control forwards sizes and signals until the process has ended.
 func (c *Client) control(ctx context.Context, pid int, s sandboxer.ProcessStreams) {
 	for s.Resize != nil || s.Signals != nil {
 		select {
@@ -351,10 +350,10 @@ func (c *Client) control(ctx context.Context, pid int, s sandboxer.ProcessStream
 	}
 }
 
-// Start starts a background process and returns its pid; see sandboxer.ProcessManager. It
+// Start starts a background process and returns its PID; see sandboxer.ProcessManager. The process
 // outlives the client; Attach follows it.
 func (c *Client) Start(ctx context.Context, p sandboxer.ProcessSpec) (int, error) {
-	// Not ctx itself: its deadline would travel and become that of the process.
+	// Not ctx itself: its deadline would be sent, and would become that of the process.
 	streamCtx, cut, began := c.begin(context.WithoutCancel(ctx))
 	defer began()
 	defer cut()
@@ -370,13 +369,13 @@ func (c *Client) Start(ctx context.Context, p sandboxer.ProcessSpec) (int, error
 	}
 	start := stream.Msg().GetEvent().GetStart()
 	if start == nil {
-		return 0, unreadable(nil, "it does not say which process it started")
+		return 0, unreadable(nil, "it does not report the process that it started")
 	}
 	return int(start.GetPid()), nil
 }
 
-// Attach follows a process until its end, also one that ended a while ago; see
-// sandboxer.ProcessManager. When ctx is done Attach returns and the process goes on.
+// Attach follows a process to its end, also if it ended recently; see sandboxer.ProcessManager. When
+// ctx is done, Attach returns and the process continues.
 func (c *Client) Attach(ctx context.Context, pid int, s sandboxer.ProcessStreams) (sandboxer.Exit, error) {
 	streamCtx, cut, began := c.begin(ctx)
 	defer cut()
@@ -398,11 +397,11 @@ func (c *Client) Attach(ctx context.Context, pid int, s sandboxer.ProcessStreams
 	return a.run(s, false)
 }
 
-// trailerTime is how long the end of a stream may take once the end of its process came.
+// trailerTime is how long the end of a stream may take after the end of its process.
 const trailerTime = time.Second
 
-// close closes the stream. One that came to its end is read to the last byte before, so that its
-// connection serves the next call: a new one may cost a program where the sandbox is.
+// close closes the stream. It reads a stream that has ended to the last byte first, so that its
+// connection serves the next call: a new connection may need a process at the sandbox.
 func (a *attachment) close(stream io.Closer) {
 	defer time.AfterFunc(trailerTime, a.cut).Stop()
 	if a.ended.Load() {
@@ -415,8 +414,8 @@ func pidSelector(pid int) *pb.ProcessSelector {
 	return &pb.ProcessSelector{Selector: &pb.ProcessSelector_Pid{Pid: uint32(pid)}}
 }
 
-// Signal sends a signal, by its Linux number, to a process and what it started; 9 kills
-// also what left its session. NotFound when the process has ended.
+// Signal sends a signal, by its Linux number, to a process and its child processes; 9 also kills those
+// that left its session. Kinds: NotFound when the process has ended.
 func (c *Client) Signal(ctx context.Context, pid, signal int) error {
 	ctx, cancel := within(ctx, c.wait.answer)
 	defer cancel()
@@ -451,7 +450,8 @@ func (c *Client) CloseStdin(ctx context.Context, pid int) error {
 	return c.rpcError(ctx, err)
 }
 
-// Processes lists what runs, oldest first; not what those processes started.
+// Processes lists the running processes that Start started, oldest first. It leaves out their child
+// processes.
 func (c *Client) Processes(ctx context.Context) ([]sandboxer.Process, error) {
 	ctx, cancel := within(ctx, c.wait.answer)
 	defer cancel()

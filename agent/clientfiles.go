@@ -36,7 +36,9 @@ func (c *Client) ReadFile(ctx context.Context, name string) (io.ReadCloser, erro
 func (c *Client) WriteFile(ctx context.Context, name string, mode fs.FileMode, r io.Reader) error {
 	h := http.Header{
 		"Content-Type": {"application/octet-stream"},
-		modeHeader:     {strconv.FormatUint(uint64(unixMode(mode)), 8)},
+	}
+	if mode != 0 {
+		h.Set(modeHeader, strconv.FormatUint(uint64(unixMode(mode)), 8))
 	}
 	body := &content{r: r}
 	res, err := c.do(ctx, http.MethodPost, "/files", url.Values{"path": {name}}, h, body, sizeOf(r))
@@ -46,15 +48,15 @@ func (c *Client) WriteFile(ctx context.Context, name string, mode fs.FileMode, r
 	if err != nil {
 		return err
 	}
-	_, _ = readAnswer(res.Body) // else the connection ends with it
+	_, _ = readAnswer(res.Body) // otherwise the connection is closed with it
 	return res.Body.Close()
 }
 
-// A content is what a caller gives the agent.
+// A content is the data that a caller sends to the agent.
 type content struct {
 	r     io.Reader
 	still *stillness
-	given int // by the last Read, which the agent is to take
+	given int // by the last Read, for the agent to read
 	sent  *upload.Body
 }
 
@@ -66,15 +68,15 @@ func (c *content) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// err is why the caller's reader failed, to tell that from a failure of the wire.
+// err is why the caller's reader failed, to distinguish that from a failure of the connection.
 func (c *content) err() error {
-	if c.sent == nil { // nothing of it was asked for
+	if c.sent == nil { // the agent asked for none of it
 		return nil
 	}
 	return c.sent.Err()
 }
 
-// sizeOf is how much r will give, where that is known; else -1.
+// sizeOf is how many bytes r will give if that is known; else -1.
 func sizeOf(r io.Reader) int64 {
 	if l, ok := r.(interface{ Len() int }); ok {
 		return int64(l.Len())
@@ -101,7 +103,7 @@ func named[T any](msg *T, header http.Header, paths ...*string) *connect.Request
 	return req
 }
 
-// described reads an entry of an answer with these headers. What cannot be of a file is
+// described reads an entry of an answer with these headers. An entry that no file can have is
 // Failed.
 func described(h http.Header, e *pb.EntryInfo) (sandboxer.FileInfo, error) {
 	name := func(s string) string { return s }
@@ -113,13 +115,13 @@ func described(h http.Header, e *pb.EntryInfo) (sandboxer.FileInfo, error) {
 	case !path.IsAbs(fi.Path), path.Clean(fi.Path) != fi.Path, strings.ContainsRune(fi.Path, 0), base != name(e.GetName()):
 		return fi, unreadable(nil, "a file without a proper name")
 	case fi.Size < 0, len(fi.Path) > maxName, len(fi.Target) > maxName, len(fi.Owner) > maxOwner, len(fi.Group) > maxOwner:
-		return fi, unreadable(nil, "a file as no file is")
+		return fi, unreadable(nil, "an impossible file")
 	}
 	return fi, nil
 }
 
 const (
-	maxName  = 1 << 15 // bytes of a path; what Linux opens has 4 KiB, what lies deeper more
+	maxName  = 1 << 15 // bytes of a path; Linux opens up to 4 KiB, deeper files have longer ones
 	maxOwner = 256
 )
 
@@ -137,9 +139,9 @@ func fileInfo(e *pb.EntryInfo, name func(string) string) sandboxer.FileInfo {
 	return fi
 }
 
-// parseMode reads the wire's permissions: letters for type and special bits in the
-// manner of fs.FileMode.String, then nine for the rest. A text that is none of this
-// leaves the bits.
+// parseMode reads the wire's permissions: letters for type and special bits as
+// fs.FileMode.String writes them, then nine for the rest. For any other text it returns
+// the bits.
 func parseMode(text string, bits uint32) fs.FileMode {
 	const letters = "dalTLDpSugct?"
 	if len(text) < 10 {
@@ -185,7 +187,7 @@ func (c *Client) ListFiles(ctx context.Context, dir, after string) iter.Seq2[san
 			page, next, err := c.listPage(ctx, dir, after)
 			for _, fi := range page {
 				if base := path.Base(fi.Path); base <= after {
-					err = unreadable(nil, "a directory that is not in order")
+					err = unreadable(nil, "a directory whose entries are not in order")
 					break
 				} else {
 					after = base
@@ -199,7 +201,7 @@ func (c *Client) ListFiles(ctx context.Context, dir, after string) iter.Seq2[san
 				}
 			}
 			if err == nil && next != "" && next < after {
-				err = unreadable(nil, "a directory that is not in order")
+				err = unreadable(nil, "a directory whose entries are not in order")
 			}
 			if err != nil {
 				yield(sandboxer.FileInfo{}, err)
@@ -213,7 +215,7 @@ func (c *Client) ListFiles(ctx context.Context, dir, after string) iter.Seq2[san
 	}
 }
 
-// listPage returns the next files and, if there are more, the name to go on after.
+// listPage returns the next files and, if there are more, the name to continue after.
 func (c *Client) listPage(ctx context.Context, dir, after string) (page []sandboxer.FileInfo, next string, err error) {
 	ctx, cancel := within(ctx, c.wait.answer)
 	defer cancel()
@@ -225,7 +227,7 @@ func (c *Client) listPage(ctx context.Context, dir, after string) (page []sandbo
 	}
 	more, err := base64.RawURLEncoding.DecodeString(res.Header().Get(moreHeader))
 	if err != nil || len(more) > 0 && string(more) <= after {
-		return nil, "", unreadable(err, "a directory without end")
+		return nil, "", unreadable(err, "a directory that does not end")
 	}
 	for _, e := range res.Msg.GetEntries() {
 		fi, err := described(res.Header(), e)
@@ -254,8 +256,7 @@ func (c *Client) MakeDir(ctx context.Context, dir string) error {
 	return c.rpcError(ctx, err)
 }
 
-// MoveFile renames a file or directory, making the parents of its new place; see
-// sandboxer.Filer.
+// MoveFile renames a file or directory and makes the parents of its new path; see sandboxer.Filer.
 func (c *Client) MoveFile(ctx context.Context, from, to string) error {
 	ctx, cancel := within(ctx, c.wait.answer)
 	defer cancel()
@@ -273,8 +274,8 @@ func (c *Client) RemoveFile(ctx context.Context, name string) error {
 	return c.rpcError(ctx, err)
 }
 
-// Archive writes what is below dir to w as a tar stream; see sandboxer.Archiver. An empty
-// dir is where the agent's processes start.
+// Archive writes the content of dir to w as a tar stream; see sandboxer.Archiver. An empty dir means
+// the agent's default directory.
 func (c *Client) Archive(ctx context.Context, dir string, w io.Writer) error {
 	res, err := c.do(ctx, http.MethodGet, archivePath, url.Values{"path": {dir}}, http.Header{"Te": {"trailers"}}, nil, -1)
 	if err != nil {
@@ -293,15 +294,15 @@ func (c *Client) Archive(ctx context.Context, dir string, w io.Writer) error {
 		if err != nil {
 			said = res.Trailer.Get(errorTrailer)
 		}
-		return c.failure(sandboxer.Failed, kind, said)
+		return c.failure(sandboxer.Failed, res.Trailer, said)
 	}
 	return nil
 }
 
-// Unarchive makes dir hold what the tar stream r holds; see sandboxer.Archiver. What it makes
-// belongs to the client's user. An empty dir is where the agent's processes start.
+// Unarchive replaces the content of dir with that of the tar stream r; see sandboxer.Archiver. New
+// files belong to the client's user. An empty dir means the agent's default directory.
 //
-// The archive is unpacked by the rules of Untar, and refused with Invalid where it breaks them.
+// Unarchive follows the rules of Untar and refuses an archive that breaks them as Invalid.
 func (c *Client) Unarchive(ctx context.Context, dir string, r io.Reader) error {
 	if err := c.empty(ctx, dir); err != nil {
 		return noArchives(err)
@@ -321,7 +322,7 @@ func (c *Client) Unarchive(ctx context.Context, dir string, r io.Reader) error {
 func (c *Client) empty(ctx context.Context, dir string) error {
 	ctx, cancel := within(ctx, c.wait.remove)
 	defer cancel()
-	patient := *c // nothing moves meanwhile
+	patient := *c // no data moves meanwhile
 	patient.wait.progress = c.wait.remove
 	res, err := patient.do(ctx, http.MethodDelete, archivePath, url.Values{"path": {dir}}, nil, nil, -1)
 	if err != nil {
@@ -330,12 +331,12 @@ func (c *Client) empty(ctx context.Context, dir string) error {
 	return res.Body.Close()
 }
 
-// noArchives tells an agent that knows of no archives from one that has no such directory.
+// noArchives distinguishes an agent that knows no archives from one that has no such directory.
 func noArchives(err error) error {
 	if !errors.Is(err, errNoRoute) {
 		return err
 	}
-	return sandboxer.E(sandboxer.Unsupported, err, "the sandbox's agent is of a version that makes no archives").WithHint("create the sandbox anew")
+	return sandboxer.E(sandboxer.Unsupported, err, "the version of the sandbox's agent is too old for archives").WithHint("destroy the sandbox and create it again")
 }
 
 func archived(dir string) string {
@@ -345,7 +346,7 @@ func archived(dir string) string {
 	return dir
 }
 
-// ownKind is the Kind that err has, or a context gives it, or the other one.
+// ownKind is the Kind of err or of its context's end, or else the other one.
 func ownKind(err error, other sandboxer.Kind) sandboxer.Kind {
 	if k := sandboxer.KindOf(err); k != sandboxer.Internal {
 		return k
@@ -353,7 +354,7 @@ func ownKind(err error, other sandboxer.Kind) sandboxer.Kind {
 	return other
 }
 
-// A keptError is a writer whose failure is remembered.
+// A keptError is a writer that remembers its failure.
 type keptError struct {
 	w   io.Writer
 	err error

@@ -21,9 +21,8 @@ type Watch struct {
 	stream *connect.ServerStreamForClient[pb.WatchDirResponse]
 }
 
-// Watch begins to watch a directory, or with recursive the tree below it: every change
-// from its return on is reported. Kinds: NotFound, and Invalid for a file and for a
-// network mount.
+// Watch starts to watch a directory, or with recursive the tree below it. Every change after its return
+// is reported. Kinds: NotFound, and Invalid for a file and for a network mount.
 func (c *Client) Watch(ctx context.Context, dir string, recursive bool) (*Watch, error) {
 	streamCtx, cut, began := c.begin(ctx)
 	msg := &pb.WatchDirRequest{Path: dir, Recursive: recursive, IncludeEntry: true}
@@ -40,8 +39,8 @@ func (c *Client) Watch(ctx context.Context, dir string, recursive bool) (*Watch,
 	return &Watch{c: c, ctx: ctx, cut: cut, dir: dir, stream: stream}, nil
 }
 
-// Next waits for the next change. Exhausted says that changes were lost: list the
-// directory and watch it anew.
+// Next waits for the next change. Exhausted means that changes were lost: list the directory and watch
+// it again.
 func (w *Watch) Next() (sandboxer.FileChange, error) {
 	for w.stream.Receive() {
 		ev := w.stream.Msg().GetFilesystem()
@@ -54,7 +53,7 @@ func (w *Watch) Next() (sandboxer.FileChange, error) {
 		}
 		ch := sandboxer.FileChange{Path: path.Join(w.dir, name), Op: sandboxer.FileOp(strings.ToLower(strings.TrimPrefix(ev.GetType().String(), "EVENT_TYPE_")))}
 		if !slices.Contains(sandboxer.FileOps(), ch.Op) || len(name) > maxName || !below(w.dir, ch.Path) {
-			return sandboxer.FileChange{}, unreadable(nil, "a change that none is")
+			return sandboxer.FileChange{}, unreadable(nil, "an impossible change")
 		}
 		if e := ev.GetEntry(); e != nil {
 			fi, err := described(w.stream.ResponseHeader(), e)
@@ -62,7 +61,7 @@ func (w *Watch) Next() (sandboxer.FileChange, error) {
 				return sandboxer.FileChange{}, err
 			}
 			if path.Base(fi.Path) != path.Base(ch.Path) {
-				return sandboxer.FileChange{}, unreadable(nil, "a change of one file, and another beside it")
+				return sandboxer.FileChange{}, unreadable(nil, "a change whose name and file differ")
 			}
 			ch.File = &fi
 		}
@@ -74,13 +73,13 @@ func (w *Watch) Next() (sandboxer.FileChange, error) {
 	return sandboxer.FileChange{}, sandboxer.E(sandboxer.Unavailable, nil, "the agent ended the watch")
 }
 
-// Close ends the watch, and a Next that waits.
+// Close ends the watch and a waiting Next.
 func (w *Watch) Close() error {
 	w.cut()
 	return nil
 }
 
-// below reports whether p is dir or lies in it.
+// below reports whether p is dir or is in it.
 func below(dir, p string) bool {
 	return p == path.Clean(dir) || dir == "/" || strings.HasPrefix(p, path.Clean(dir)+"/")
 }

@@ -14,45 +14,48 @@ import (
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/capture"
 )
 
-// Mark is the first byte that a command writes which is a connection, as attach is one:
-// whatever comes before it is of an engine or a shell on the way.
+// Mark is the first byte that the agent writes on a connection over a command, such as attach. Bytes
+// before it come from an engine or a shell in between.
 const Mark = '\x06'
 
-// maxBeforeMark is how much may come before the mark, and how much of what a command says
-// on its standard error is kept.
+// maxBeforeMark is how many bytes may come before the mark, and how much of a command's
+// standard error is kept.
 const maxBeforeMark = 64 << 10
 
-// markTime is how long a command may take until its mark. An agent that it starts has startTime
-// of that.
+// markTime is how long a command may take until its mark. An agent that the command starts has
+// startTime of that.
 const markTime = time.Minute
 
-// A RunFunc runs a command where a sandbox is, or in it. It returns when the command has
-// ended, also if in has not, and ends it when ctx is done. Its error is that the command
-// could not be run or its end not be learnt; a code other than 0 is none.
+// errHung is the cause of an error of a command that neither ended nor wrote the Mark in its time.
+var errHung = errors.New("the command hangs")
+
+// A RunFunc runs a command at a sandbox or in it. It returns when the command has ended, even if in has
+// not, and kills the command when ctx is done. An error means that the command could not be run, or
+// that its end is not known. An exit code other than 0 is no error.
 type RunFunc func(ctx context.Context, args []string, in io.Reader, out, errs io.Writer) (sandboxer.Exit, error)
 
-// DialCommand opens a connection by way of a command whose standard input and output it is,
-// from the Mark on, for which there is a minute. The context bounds the dialing alone, and its values are the command's.
-// Close ends the command, and the connection ends with it: reading from it returns io.EOF
-// where the command ended well, and otherwise what became of it. CloseWrite ends the
-// command's input.
+// DialCommand opens a connection over the standard input and output of a command, from the Mark on,
+// which must come within a minute. The context bounds only the dialing; the command gets its values.
+// Close ends the command. The connection ends with the command: a read then returns io.EOF if the
+// command succeeded, and otherwise its failure. CloseWrite closes the command's input.
 //
-// Kinds: those of run's errors; Exhausted where there is no room for one more process;
-// Unsupported where the program cannot run there (exit code 126 or 127, another platform's, not
-// there); else Unavailable. What the command said is in the message.
+// Kinds: those of run's errors; Exhausted if no further process can start; Unsupported if the program
+// cannot run there (exit code 126 or 127, built for another platform, or missing); else Unavailable.
+// The message has the command's error output.
 func DialCommand(ctx context.Context, run RunFunc, args ...string) (net.Conn, error) {
 	c, _, err := dialCommand(ctx, run, false, args)
 	return c, err
 }
 
-// DialAttached is DialCommand for the program's attach and connect, of whichever version it is there. The input goes to it in frames, so
-// that it ends when the caller closes the connection, or dies, whoever is between them; with versions that take none, it may take until nothing has come of the
-// agent for a while.
+// DialAttached is DialCommand for the agent's attach and connect, in any version. Input is sent in
+// frames, so that the agent notices when the caller closes the connection or dies, whatever is between
+// them. Versions without frames notice it only when the agent has sent nothing for a while.
 func DialAttached(ctx context.Context, run RunFunc, args ...string) (net.Conn, error) {
 	c, code, err := dialCommand(ctx, run, true, append(slices.Clip(args), "--frames"))
-	// It does not know that argument. What finds no thread, too, has that code.
+	// It does not know that argument. A failure to get a thread also has that code.
 	if err != nil && code == 2 && sandboxer.KindOf(err) != sandboxer.Exhausted && ctx.Err() == nil {
 		c, _, err = dialCommand(ctx, run, false, args)
 	}
@@ -71,7 +74,7 @@ func dialCommand(ctx context.Context, run RunFunc, frames bool, args []string) (
 		c.frames = &frameWriter{to: feed}
 	}
 	out := &markedWriter{to: says, marked: make(chan struct{}), full: make(chan struct{})}
-	errs := &keptWriter{}
+	errs := &capture.First{Max: maxBeforeMark}
 	go func() {
 		defer end()
 		exit, err := run(life, args, hears, out, errs)
@@ -95,13 +98,17 @@ func dialCommand(ctx context.Context, run RunFunc, frames bool, args []string) (
 			code, err = c.code, c.err
 		}
 	case <-ctx.Done():
-		err = sandboxer.E(sandboxer.KindOf(ctx.Err()), ctx.Err(), "the command that leads to the sandbox was given up")
+		cause := ctx.Err()
+		if errors.Is(cause, context.DeadlineExceeded) {
+			cause = errors.Join(errHung, cause)
+		}
+		err = sandboxer.E(sandboxer.KindOf(ctx.Err()), cause, "the command that connects to the sandbox did not finish in time, or was canceled")
 	}
 	c.Close()
 	return nil, code, err
 }
 
-// verdict says what the end of a command means to its connection; nil if it ended well.
+// verdict says what the end of a command means for its connection; nil if it ended well.
 func (w *markedWriter) verdict(exit sandboxer.Exit, err error, errs string) error {
 	before := w.before()
 	said := saying(cmp.Or(strings.TrimSpace(errs), strings.TrimSpace(before)))
@@ -113,34 +120,34 @@ func (w *markedWriter) verdict(exit sandboxer.Exit, err error, errs string) erro
 	case errors.As(err, &e):
 		return err
 	case err != nil && (errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)):
-		return sandboxer.E(sandboxer.KindOf(err), err, "the command that leads to the sandbox was given up")
+		return sandboxer.E(sandboxer.KindOf(err), err, "the command that connects to the sandbox did not finish in time, or was canceled")
 	case err != nil:
-		return sandboxer.E(sandboxer.Unavailable, err, "the command that leads to the sandbox failed%s", said)
+		return sandboxer.E(sandboxer.Unavailable, err, "the command that connects to the sandbox failed%s", said)
 	case exit.Code != 0 && noProcess(before+"\n"+errs):
 		kind := sandboxer.Exhausted
-		if began { // and may have brought a call there
+		if began { // and a call may have reached it
 			kind = sandboxer.Unavailable
 		}
-		return sandboxer.E(kind, nil, "the sandbox seems to have no room for the process that leads to its agent, within its limit of processes%s", said).
+		return sandboxer.E(kind, nil, "the sandbox seems to have reached its limit of processes, and cannot start the one that connects to its agent%s", said).
 			WithHint("end processes inside, or give the next sandbox a higher limit (limits: pids)")
 	case !began && (exit.Code == 126 || exit.Code == 127 || exit.Code != 0 && cannotRun(before+"\n"+errs)):
-		return sandboxer.E(sandboxer.Unsupported, nil, "the program that leads to the sandbox cannot run there (%d)%s", exit.Code, said)
+		return sandboxer.E(sandboxer.Unsupported, nil, "the program that connects to the sandbox cannot run there (%d)%s", exit.Code, said)
 	case exit.Code != 0:
-		return sandboxer.E(sandboxer.Unavailable, nil, "the command that leads to the sandbox ended with %d%s", exit.Code, said)
+		return sandboxer.E(sandboxer.Unavailable, nil, "the command that connects to the sandbox ended with %d%s", exit.Code, said)
 	case !began:
-		return sandboxer.E(sandboxer.Unavailable, nil, "the command that leads to the sandbox ended without a connection%s", said)
+		return sandboxer.E(sandboxer.Unavailable, nil, "the command that connects to the sandbox ended without a connection%s", said)
 	}
 	return nil
 }
 
-// noProcess reports whether our program, or an engine's, says that it got no process or thread inside.
-// A lock or a socket that is busy has the same words as a limit that is reached.
+// noProcess reports whether our program, or an engine's, says that it got no process or thread inside. A
+// busy lock or socket has the same words as a limit that is reached.
 func noProcess(said string) bool {
 	for line := range strings.Lines(strings.ToLower(said)) {
 		has := func(words ...string) bool {
 			return slices.ContainsFunc(words, func(w string) bool { return strings.Contains(line, w) })
 		}
-		if has("failed to create new os thread", "pthread_create failed", "newosproc", "container process: read init-p") || // the last one of an engine's program inside
+		if has("failed to create new os thread", "pthread_create failed", "newosproc", "container process: read init-p") || // the last one comes from an engine's program inside
 			has("resource temporarily unavailable") && has("fork", "clone", "start container process") && !has("connect") {
 			return true
 		}
@@ -149,7 +156,7 @@ func noProcess(said string) bool {
 }
 
 func (w *markedWriter) noMark() error {
-	return sandboxer.E(sandboxer.Unavailable, nil, "the command that leads to the sandbox says too much that is no connection%s", saying(w.before()))
+	return sandboxer.E(sandboxer.Unavailable, nil, "the command that connects to the sandbox printed too much before the connection%s", saying(w.before()))
 }
 
 func isClosed(c <-chan struct{}) bool {
@@ -161,8 +168,8 @@ func isClosed(c <-chan struct{}) bool {
 	}
 }
 
-// cannotRun reports whether an engine says that a program is not there, or of another platform.
-// What the program itself says begins with its name.
+// cannotRun reports whether an engine says that a program is missing, or built for another platform.
+// Messages of the program itself begin with its name.
 func cannotRun(said string) bool {
 	for line := range strings.Lines(strings.ToLower(said)) {
 		if strings.Contains(line, "exec format error") || strings.Contains(line, "no such file or directory") && strings.Contains(line, "exec") && !strings.HasPrefix(line, "sandboxer-agent: ") {
@@ -179,15 +186,15 @@ func saying(said string) string {
 	return ": " + text(said)
 }
 
-// A commandConn is a connection by way of a command.
+// A commandConn is a connection through a command.
 type commandConn struct {
-	net.Conn              // what the command says
-	feed     net.Conn     // what it hears
-	frames   *frameWriter // to feed, if it hears frames
-	closed   atomic.Bool  // for what it hears, by the caller
+	net.Conn              // the command's output
+	feed     net.Conn     // the command's input
+	frames   *frameWriter // to feed, if the command reads frames
+	closed   atomic.Bool  // the input, by the caller
 	end      context.CancelFunc
 	done     chan struct{} // closed when the command has ended,
-	code     int           // with these
+	code     int           // with these results
 	err      error
 }
 
@@ -199,8 +206,8 @@ func (c *commandConn) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Write takes what a command that ended well has not heard, as a connection does that nobody has reset yet: else what
-// the command said before that would be lost on who still writes.
+// Write accepts and drops input for a command that ended well, as a connection does until its peer resets it. With
+// an error here a caller that still writes would lose the command's output.
 func (c *commandConn) Write(p []byte) (n int, err error) {
 	if c.frames != nil {
 		n, err = c.frames.Write(p)
@@ -213,7 +220,7 @@ func (c *commandConn) Write(p []byte) (n int, err error) {
 	return n, err
 }
 
-// CloseWrite ends what the command hears.
+// CloseWrite ends the command's input.
 func (c *commandConn) CloseWrite() error {
 	c.closed.Store(true)
 	if c.frames != nil {
@@ -235,11 +242,11 @@ func (c *commandConn) SetDeadline(at time.Time) error {
 
 func (c *commandConn) SetWriteDeadline(at time.Time) error { return c.feed.SetWriteDeadline(at) }
 
-// A markedWriter passes on what comes after the Mark. What comes before it is kept.
+// A markedWriter forwards what comes after the Mark. It keeps what comes before it.
 type markedWriter struct {
 	to     io.Writer
 	marked chan struct{} // closed with the mark
-	full   chan struct{} // closed when too much has come without one
+	full   chan struct{} // closed after too many bytes without one
 
 	mu    sync.Mutex
 	early []byte
@@ -277,23 +284,4 @@ func (w *markedWriter) before() string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return string(w.early)
-}
-
-// A keptWriter keeps the first of what is written, and takes the rest.
-type keptWriter struct {
-	mu   sync.Mutex
-	kept []byte
-}
-
-func (w *keptWriter) Write(p []byte) (int, error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.kept = append(w.kept, p[:min(len(p), maxBeforeMark-len(w.kept))]...)
-	return len(p), nil
-}
-
-func (w *keptWriter) String() string {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return string(w.kept)
 }

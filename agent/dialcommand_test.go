@@ -16,7 +16,7 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// A said is a command that only says something.
+// A said is a command that only writes something.
 func said(out, errs string, exit sandboxer.Exit, err error) RunFunc {
 	return func(_ context.Context, _ []string, _ io.Reader, stdout, stderr io.Writer) (sandboxer.Exit, error) {
 		_, _ = io.WriteString(stderr, errs)
@@ -25,7 +25,7 @@ func said(out, errs string, exit sandboxer.Exit, err error) RunFunc {
 	}
 }
 
-// echo is a command that says what it hears, after the mark, until its input or its context ends.
+// echo is a command that repeats its input, after the mark, until its input or its context ends.
 func echo(ctx context.Context, _ []string, in io.Reader, out, _ io.Writer) (sandboxer.Exit, error) {
 	if _, err := out.Write([]byte{'#', Mark}); err != nil {
 		return sandboxer.Exit{}, err
@@ -40,7 +40,8 @@ func echo(ctx context.Context, _ []string, in io.Reader, out, _ io.Writer) (sand
 	}
 }
 
-// TestDialCommandAnswered: what a command said before it ended well is not lost on who still writes to it.
+// TestDialCommandAnswered: a caller that still writes does not lose the output of a command that ended
+// well.
 func TestDialCommandAnswered(t *testing.T) {
 	c, err := DialCommand(t.Context(), func(_ context.Context, _ []string, _ io.Reader, out, _ io.Writer) (sandboxer.Exit, error) {
 		_, err := out.Write([]byte{Mark, 'n', 'o'})
@@ -107,7 +108,7 @@ func TestDialCommand(t *testing.T) {
 func TestDialCommandWriteDeadline(t *testing.T) {
 	c, err := DialCommand(t.Context(), func(ctx context.Context, _ []string, _ io.Reader, out, _ io.Writer) (sandboxer.Exit, error) {
 		_, _ = out.Write([]byte{Mark})
-		<-ctx.Done() // without a look at what it is told
+		<-ctx.Done() // without reading its input
 		return sandboxer.Exit{}, ctx.Err()
 	})
 	if err != nil {
@@ -122,14 +123,14 @@ func TestDialCommandWriteDeadline(t *testing.T) {
 	}
 }
 
-// TestDialCommandClose: who closes the connection ends the command.
+// TestDialCommandClose: closing the connection ends the command.
 func TestDialCommandClose(t *testing.T) {
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
 	ended := make(chan struct{})
 	c, err := DialCommand(t.Context(), func(ctx context.Context, _ []string, _ io.Reader, out, _ io.Writer) (sandboxer.Exit, error) {
 		defer close(ended)
 		_, _ = out.Write([]byte{Mark})
-		_, err := out.Write(make([]byte, 1<<20)) // which nobody reads
+		_, err := out.Write(make([]byte, 1<<20)) // without a reader
 		<-ctx.Done()
 		return sandboxer.Exit{}, err
 	})
@@ -143,7 +144,7 @@ func TestDialCommandClose(t *testing.T) {
 	}
 }
 
-// TestDialCommandGivenUp: who dials no longer ends the command.
+// TestDialCommandGivenUp: an abandoned dial ends the command.
 func TestDialCommandGivenUp(t *testing.T) {
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
 	ctx, cancel := context.WithCancel(t.Context())
@@ -207,7 +208,7 @@ func TestDialCommandRefused(t *testing.T) {
 	}
 }
 
-// TestDialCommandBreaks: a connection whose command ended badly does not look whole.
+// TestDialCommandBreaks: a connection whose command failed does not look complete.
 func TestDialCommandBreaks(t *testing.T) {
 	for _, test := range []struct {
 		run  RunFunc
@@ -230,7 +231,7 @@ func TestDialCommandBreaks(t *testing.T) {
 	}
 }
 
-// TestDialAttached: the input of a command goes in frames, and raw to one of a version that knows none.
+// TestDialAttached: a command's input goes in frames, and raw to a version without them.
 func TestDialAttached(t *testing.T) {
 	sent := bytes.Repeat([]byte("\x06 some octets\x00"), 20_000)
 	for name, frames := range map[string]bool{"frames": true, "a former version": false} {
@@ -281,7 +282,7 @@ type halfPipe struct{ net.Conn }
 
 func (p halfPipe) CloseWrite() error { return p.Close() }
 
-// TestFrames: what is no frame is passed on in no part, and ends it.
+// TestFrames: an invalid frame is not forwarded, not even in part, and ends the input.
 func TestFrames(t *testing.T) {
 	for name, test := range map[string]struct {
 		in, want string
@@ -314,7 +315,7 @@ func (s *frameSink) CloseWrite() error {
 	return nil
 }
 
-// TestFramesDeadline: a deadline that passes amid a frame leaves none that others could follow.
+// TestFramesDeadline: a deadline that passes during a frame prevents further frames.
 func TestFramesDeadline(t *testing.T) {
 	hears, feed := net.Pipe()
 	defer hears.Close()

@@ -5,37 +5,46 @@ import (
 	"errors"
 	"net"
 	"sync"
+	"time"
 
 	"github.com/sand-boxer/sandboxer"
 )
 
-// A dialGate counts the connections that are being opened to one agent, and can hold back further
-// ones. Its zero value is open.
+// A dialGate counts the connections that are being opened to one agent, and can block further ones. Its
+// zero value is open.
 type dialGate struct {
 	mu      sync.Mutex
-	under   int           // dials under way
+	under   int           // dials in progress
 	closed  bool          // further ones wait
-	changed chan struct{} // closed when one of these changes; nil while nobody waits for that
+	changed chan struct{} // closed when one of these changes; nil while no call waits for that
 
-	left map[chan dialed]context.CancelFunc // those that were given up and are not over
-	over bool                               // nothing that is given up is waited for any more
+	left map[chan dialed]context.CancelFunc // dials that were abandoned and are still running
+	over bool                               // no abandoned dial is waited for any more
+
+	hung   int       // dials that hung since one succeeded
+	last   time.Time // when the last dial began
+	failed time.Time // when the last dial failed; zero if it succeeded
 }
 
-// A dialed is what came of a dial.
+// hungPause is the time between two dials once MaxHung of them have hung: an engine may have been slow for
+// another reason.
+const hungPause = 10 * time.Minute
+
+// A dialed is the result of a dial.
 type dialed struct {
 	conn net.Conn
 	err  error
 }
 
-// WithoutDials calls f while no connection to the agent is being opened: it waits for those under
-// way, also of calls that were given up, and those to come wait until f has returned. Who freezes a
-// sandbox that is entered by a command of its engine does it here. Such a command that meets the freezer
-// on its way in waits there with what the engine holds for it, and the sandbox cannot be
-// thawed any more. A call that took an idle connection may have left one behind that is still
-// being opened, so that it is not enough to make no calls.
+// WithoutDials calls f while no connection to the agent is being opened. It waits for open attempts,
+// including those of abandoned calls, and new ones wait until f has returned. An adapter uses it to
+// freeze a sandbox that is entered with a command of its engine. If such a command meets the freezer on
+// its way in, it blocks there together with engine resources, and the sandbox can no longer be thawed.
+// To make no calls is not enough: a call that used an idle connection may have left another one that is
+// still being opened.
 //
-// The error is f's, or that ctx ended before f was called; then its kind is that of the
-// context's error.
+// The error is that of f, or says that ctx ended before f was called, with the kind of the context's
+// error.
 func (c *Client) WithoutDials(ctx context.Context, f func(context.Context) error) error {
 	if err := c.dials.shut(ctx); err != nil {
 		return sandboxer.E(sandboxer.KindOf(err), err, "connections to the sandbox's agent are still being opened")
@@ -44,7 +53,7 @@ func (c *Client) WithoutDials(ctx context.Context, f func(context.Context) error
 	return f(ctx)
 }
 
-// wait lets go of the lock until something has changed. The lock is held when it returns.
+// wait releases the lock until something has changed. The lock is held when it returns.
 func (g *dialGate) wait(ctx context.Context) error {
 	if g.changed == nil {
 		g.changed = make(chan struct{})
@@ -60,7 +69,7 @@ func (g *dialGate) wait(ctx context.Context) error {
 	}
 }
 
-// tell wakes who waits. The lock is held.
+// tell wakes the waiting calls. The lock is held.
 func (g *dialGate) tell() {
 	if g.changed != nil {
 		close(g.changed)
@@ -68,11 +77,11 @@ func (g *dialGate) tell() {
 	}
 }
 
-// shut closes the gate, and returns when nothing is under way.
+// shut closes the gate, and returns when no dial is in progress.
 func (g *dialGate) shut(ctx context.Context) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	for g.closed { // by somebody else
+	for g.closed { // by another call
 		if err := g.wait(ctx); err != nil {
 			return err
 		}
@@ -95,8 +104,8 @@ func (g *dialGate) reopen() {
 	g.tell()
 }
 
-// enter counts a dial, with one of slots if that is not nil. It waits while the gate is closed, and
-// with waits for a slot, too. leave has to be called when it returns nil.
+// enter counts a dial, with one of slots if that is not nil. It waits while the gate is closed, and with
+// waits also for a slot. When it returns nil, the caller has to call leave.
 func (g *dialGate) enter(ctx context.Context, slots chan struct{}, waits bool) error {
 	for {
 		select {
@@ -105,7 +114,7 @@ func (g *dialGate) enter(ctx context.Context, slots chan struct{}, waits bool) e
 			switch {
 			case slots == nil:
 			case !waits:
-				return sandboxer.E(sandboxer.Unavailable, ErrNotReached, "%d connections to the sandbox's agent are being opened, and none is there yet", cap(slots))
+				return sandboxer.E(sandboxer.Unavailable, ErrNotReached, "%d connections to the sandbox's agent are being opened, and none is ready", cap(slots))
 			default:
 				select {
 				case slots <- struct{}{}:
@@ -121,7 +130,7 @@ func (g *dialGate) enter(ctx context.Context, slots chan struct{}, waits bool) e
 			return nil
 		}
 		g.mu.Unlock()
-		g.free(slots) // for those under way there is none too few
+		g.free(slots) // a call that waits for the gate holds no slot
 
 		g.mu.Lock()
 		for g.closed {
@@ -148,22 +157,21 @@ func (g *dialGate) leave(slots chan struct{}) {
 	g.tell()
 }
 
-// bounded is dial, held back by the gate, with errors that say ErrNotReached. No more than n are under
-// way if n is not 0. Whoever answers late, or never, is asked no further time meanwhile: a dial that is
-// given up is not over, since an engine goes on with what it was asked for, and counts until it is.
-func (g *dialGate) bounded(n int, waits bool, dial func(context.Context) (net.Conn, error)) func(context.Context) (net.Conn, error) {
+// bounded is o.Dial behind the gate, with errors that say ErrNotReached. No more than o.Dials are in
+// progress if that is not 0. An abandoned dial counts until it is over, because an engine continues it.
+func (g *dialGate) bounded(o ClientOptions) func(context.Context) (net.Conn, error) {
 	var slots chan struct{}
-	if n > 0 {
-		slots = make(chan struct{}, n)
+	if o.Dials > 0 {
+		slots = make(chan struct{}, o.Dials)
 	}
 	return func(ctx context.Context) (net.Conn, error) {
 		conn, err := func() (net.Conn, error) {
-			if err := g.enter(ctx, slots, waits); err != nil {
+			if err := g.enter(ctx, slots, o.DialsWait); err != nil {
 				return nil, err
 			}
 			return g.detached(ctx, func(ctx context.Context) (net.Conn, error) {
 				defer g.leave(slots)
-				return dial(ctx)
+				return g.try(ctx, o)
 			})
 		}()
 		if err == nil {
@@ -178,7 +186,40 @@ func (g *dialGate) bounded(n int, waits bool, dial func(context.Context) (net.Co
 	}
 }
 
-// detached is dial, which goes on when ctx ends, until end is called; the connection is closed then.
+// try is o.Dial, unless too many have hung.
+func (g *dialGate) try(ctx context.Context, o ClientOptions) (net.Conn, error) {
+	g.mu.Lock()
+	now := time.Now()
+	if o.MaxHung > 0 && g.hung >= o.MaxHung && now.Sub(g.last) < hungPause {
+		g.mu.Unlock()
+		return nil, sandboxer.E(sandboxer.Failed, nil, "the last %d connections to the sandbox's agent hung: root inside may have replaced /etc/passwd or /etc/group by a file that never ends", o.MaxHung).
+			WithHint("destroy the sandbox; nothing outside of it is affected")
+	}
+	g.last = now
+	g.mu.Unlock()
+	conn, err := o.Dial(ctx)
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	switch {
+	case err == nil:
+		g.hung, g.failed = 0, time.Time{}
+		return conn, nil
+	case errors.Is(err, errHung):
+		g.hung++
+	}
+	g.failed = time.Now()
+	return nil, err
+}
+
+// DialFailed reports whether the last dial that ended has failed, less than d ago. An adapter with another
+// way for a call does not try the agent again meanwhile.
+func (c *Client) DialFailed(d time.Duration) bool {
+	c.dials.mu.Lock()
+	defer c.dials.mu.Unlock()
+	return !c.dials.failed.IsZero() && time.Since(c.dials.failed) < d
+}
+
+// detached is dial that continues when ctx ends, until end is called; then its connection is closed.
 func (g *dialGate) detached(ctx context.Context, dial func(context.Context) (net.Conn, error)) (net.Conn, error) {
 	life, end := context.WithCancel(context.WithoutCancel(ctx))
 	came := make(chan dialed)
@@ -215,7 +256,7 @@ func (g *dialGate) detached(ctx context.Context, dial func(context.Context) (net
 	return nil, ctx.Err()
 }
 
-// end ends dials that were given up, and will be.
+// end ends dials that were abandoned, now and later.
 func (g *dialGate) end() {
 	g.mu.Lock()
 	defer g.mu.Unlock()

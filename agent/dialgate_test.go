@@ -12,8 +12,8 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// TestWithoutDials: what must not meet a dial waits for those under way, also for one whose caller has
-// left, and holds back those that follow.
+// TestWithoutDials: the function waits for dials in progress, even for one whose caller has left, and
+// blocks later ones.
 func TestWithoutDials(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		begun, release := 0, make(chan error)
@@ -64,7 +64,7 @@ func TestWithoutDials(t *testing.T) {
 		if begun != 1 {
 			t.Errorf("%d dials began; the second is to wait", begun)
 		}
-		release <- nil // of the call that was given up
+		release <- nil // of the abandoned call
 		<-inside
 		if _, err := theirs.Read(make([]byte, 1)); err != io.EOF {
 			t.Errorf("the connection that nobody waited for: %v; want it closed", err)
@@ -83,7 +83,7 @@ func TestWithoutDials(t *testing.T) {
 		}
 		synctest.Wait()
 		select {
-		case <-inside: // before the call that waits, or after it
+		case <-inside: // before the waiting call, or after it
 			leave <- struct{}{}
 			synctest.Wait()
 			release <- refused
@@ -96,7 +96,7 @@ func TestWithoutDials(t *testing.T) {
 		}
 		<-ended
 
-		// As many as may be under way are, and one waits. Closing the client ends what nobody waits for.
+		// The maximum number is in progress, and one waits. Closing the client ends abandoned ones.
 		calls := []chan error{call(time.Second), call(time.Second), call(time.Second)}
 		if begun != 4 {
 			t.Errorf("%d dials are under way; 2 may be", begun-2)

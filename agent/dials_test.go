@@ -12,7 +12,7 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// TestDials: calls that are given up leave their dials behind, and no more than there may be.
+// TestDials: abandoned calls leave their dials behind, up to the bound.
 func TestDials(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var under atomic.Int32

@@ -16,12 +16,11 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/procs"
 )
 
-// A donateListener accepts connections that are handed to it whole: open sockets, or
-// pairs of pipes (to read from, to write to), sent as descriptors over a Unix socket
-// that only root of the sandbox can reach.
-// Their other ends are outside. An adapter that can start a program inside with open
-// files gets a wire to the agent this way that needs no network and passes through
-// nothing else; "donate" is that program.
+// A donateListener accepts connections that are handed over as open files: sockets, or
+// pairs of pipes (to read from, to write to), sent as descriptors over a Unix socket that
+// only root of the sandbox can reach. Their other ends are outside. If an adapter can
+// start a program inside with open files, it gets a connection to the agent this way that
+// needs no network and passes through nothing else; "donate" is that program.
 type donateListener struct {
 	sock  *net.UnixListener
 	path  string
@@ -38,7 +37,8 @@ const (
 )
 
 func listenDonated(path string) (net.Listener, error) {
-	// It takes the place of whatever is there in one step: somebody inside may be after it, too.
+	// This replaces an existing socket in one step: another process inside may want the path,
+	// too.
 	own := path + ".new"
 	if err := os.Remove(own); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
@@ -78,11 +78,11 @@ func (l *donateListener) receive() {
 	}
 }
 
-// donorPatience is how long a message is waited for from who has connected.
+// donorPatience is how long to wait for a message on an accepted connection.
 const donorPatience = 10 * time.Second
 
-// receiveConns reads one message, which must be there by the given time, and returns the
-// sockets in it.
+// receiveConns reads one message, which must arrive by the given time, and returns the sockets
+// in it.
 func receiveConns(c *net.UnixConn, until time.Time) (conns []net.Conn) {
 	_ = c.SetReadDeadline(until)
 	oob := make([]byte, unix.CmsgSpace(4*maxDonation))
@@ -128,8 +128,8 @@ func receiveConns(c *net.UnixConn, until time.Time) (conns []net.Conn) {
 	return conns
 }
 
-// readLate reads the message that is there although its time is up: where we had not had the
-// processor, that says nothing of who sent it.
+// readLate reads a message that has arrived although its time is over: if we had no processor
+// time until now, the sender is not to blame.
 func readLate(c *net.UnixConn, oob []byte) (n int, err error) {
 	raw, err := c.SyscallConn()
 	if err != nil {
@@ -154,7 +154,7 @@ func (l *donateListener) Close() error {
 	var err error
 	l.once.Do(func() {
 		close(l.done)
-		_ = os.Remove(l.path) // it may be gone, or another's
+		_ = os.Remove(l.path) // it may be gone, or belong to another process
 		err = l.sock.Close()
 		l.wg.Wait()
 		for {
@@ -171,12 +171,12 @@ func (l *donateListener) Close() error {
 
 func (l *donateListener) Addr() net.Addr { return l.sock.Addr() }
 
-// runDonate hands its open descriptors, from 3 on, to the agent that listens at a
-// path. The agent may still be starting: it is waited for. With --wake it may not even
-// have been started: the given process becomes the agent when told by SIGUSR1.
+// runDonate hands its open descriptors, from 3 on, to the agent that listens at a path. It
+// waits for an agent that is still starting. With --wake the agent may not even have been
+// started: the given process becomes the agent when it receives SIGUSR1.
 func runDonate(args []string) int {
 	fs := flag.NewFlagSet("donate", flag.ContinueOnError)
-	wake := fs.Int("wake", 0, "`process` to tell by SIGUSR1, until the agent listens")
+	wake := fs.Int("wake", 0, "`process` that gets SIGUSR1 until the agent listens")
 	if code, ok := parse(fs, args); !ok {
 		return code
 	}
@@ -202,7 +202,7 @@ func runDonate(args []string) int {
 		if err == nil {
 			_, _, err = conn.WriteMsgUnix([]byte{0}, unix.UnixRights(fds...), nil)
 			conn.Close()
-			// It has given up waiting for us, who were late.
+			// We were late, and the agent has stopped waiting for us.
 			if try < lateTries && (errors.Is(err, unix.EPIPE) || errors.Is(err, unix.ECONNRESET)) {
 				continue
 			}
@@ -212,21 +212,21 @@ func runDonate(args []string) int {
 }
 
 const (
-	// donateTries is how often the agent is looked for, at least 2 ms after each other: ten
-	// seconds and more. They are counted and not timed: where the machine stands still, or has
-	// much else to do, the agent has had no more turns than we.
+	// donateTries is how often the agent is tried, at least 2 ms apart: ten seconds or more.
+	// Tries are counted, not timed: if the machine is paused or busy, the agent has had no more
+	// turns than we.
 	donateTries = 5000
 	lateTries   = 10
 )
 
-// StrangerExit is the exit code of donate where another process than the one to wake has
-// put itself in the agent's place.
+// StrangerExit is the exit code of donate if another process than the expected one listens in the
+// agent's place.
 const StrangerExit = 3
 
 var errStranger = errors.New("another process listens where the agent should")
 
-// peer returns who is at the other end of conn, by the word of the kernel: who called listen
-// for one that we dialed, and who called connect for one that we accepted.
+// peer returns the process at the other end of conn, according to the kernel: the one that called
+// listen for a connection that we dialed, the one that called connect for one that we accepted.
 func peer(conn *net.UnixConn) (*unix.Ucred, error) {
 	raw, err := conn.SyscallConn()
 	if err != nil {
@@ -239,11 +239,11 @@ func peer(conn *net.UnixConn) (*unix.Ucred, error) {
 	return cred, nil
 }
 
-// dialSoon connects to the Unix socket at path, which may be about to appear once
-// the process wake, if that is not 0, is woken. It must then be that process which listens
-// there: root of the sandbox can put a socket of its own in that place. It is tried tries times.
+// dialSoon connects to the Unix socket at path. If wake is not 0, that process creates the socket
+// after SIGUSR1, and it must be the listener: root of the sandbox can put a socket of its own
+// there. dialSoon tries this many times.
 func dialSoon(path string, wake int, tries int) (*net.UnixConn, error) {
-	const patience = 50 // tries after which a signal is taken for lost: the process may just have begun
+	const patience = 50 // tries after which a signal counts as lost: the process may just have begun
 	for try, next := 0, 0; ; try++ {
 		conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: path, Net: "unix"})
 		if err == nil && wake > 0 {
@@ -264,11 +264,11 @@ func dialSoon(path string, wake int, tries int) (*net.UnixConn, error) {
 	}
 }
 
-// asleep reports whether a process waits for something, or stands still. Who is to be woken
-// does, but for a moment after its start: the signal would end it then.
+// asleep reports whether a process waits, or is stopped. The process to be woken waits, except
+// for a moment after its start, when the signal would end it.
 func asleep(pid int) bool {
 	f, err := procs.Stat(pid)
-	return err != nil || len(f) == 0 || f[0] != "R" // it may be gone, which the signal finds out
+	return err != nil || len(f) == 0 || f[0] != "R" // it may be gone, and then the signal fails
 }
 
 // soon reports whether an agent that is starting, or busy, may be the cause of err.
@@ -276,8 +276,8 @@ func soon(err error) bool {
 	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, unix.EAGAIN) || errors.Is(err, errStranger)
 }
 
-// sameProgram reports whether a process runs the program that we are: then it needs no more
-// signals, and what became so at the word of an older build may die of them.
+// sameProgram reports whether a process runs our program: then it needs no more signals, and one
+// that an older build has woken may die of them.
 func sameProgram(pid int) bool {
 	theirs, err := os.Stat(fmt.Sprintf("/proc/%d/exe", pid))
 	if err != nil {

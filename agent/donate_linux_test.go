@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// stop stops a process and returns when it stands still.
+// stop stops a process and returns once it is stopped.
 func stop(t *testing.T, pid int) {
 	t.Helper()
 	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
@@ -72,8 +72,8 @@ func unixPair(t *testing.T) (a, b *net.UnixConn) {
 	return out[0], out[1]
 }
 
-// TestSlowToBegin: how long an agent that begins is waited for is counted in turns that
-// the waiting has had itself, so that a machine that stands still takes nothing of it.
+// TestSlowToBegin: the wait for a starting agent is counted in the waiting process's own
+// turns, so that a paused machine uses none of it.
 func TestSlowToBegin(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "s")
@@ -101,7 +101,7 @@ func TestSlowToBegin(t *testing.T) {
 	}
 	tries()
 	stop(t, c.Process.Pid)
-	time.Sleep(12 * time.Second) // what a deadline would be over after
+	time.Sleep(12 * time.Second) // longer than any deadline
 	if err := c.Process.Signal(syscall.SIGCONT); err != nil {
 		t.Fatal(err)
 	}
@@ -121,7 +121,7 @@ func TestSlowToBegin(t *testing.T) {
 	conn.Close()
 }
 
-// TestLateMessage: what was handed over in time is taken also by who comes late to it.
+// TestLateMessage: a message that was sent in time is accepted even if it is read late.
 func TestLateMessage(t *testing.T) {
 	ours, theirs := unixPair(t)
 	r, w, err := os.Pipe()
@@ -143,8 +143,8 @@ func TestLateMessage(t *testing.T) {
 	}
 }
 
-// TestDonatedConnectionsWait: a connection that was handed over may be used at any time
-// later; of one that somebody made, a request must come soon.
+// TestDonatedConnectionsWait: a handed-over connection may be used at any time later; on
+// an ordinary one, a request must come soon.
 func TestDonatedConnectionsWait(t *testing.T) {
 	s := newServer(settings{}, nil, 4<<10, slog.New(slog.DiscardHandler))
 	dir := t.TempDir()
@@ -196,7 +196,7 @@ func TestDonatedConnectionsWait(t *testing.T) {
 	}
 }
 
-// TestStandingStillIsNoPatience lets a process stand still for longer than it waits: that
+// TestStandingStillIsNoPatience pauses a process for longer than its time limit: that
 // counts for next to nothing.
 func TestStandingStillIsNoPatience(t *testing.T) {
 	const patience = 8 * time.Second
@@ -230,7 +230,7 @@ func TestStandingStillIsNoPatience(t *testing.T) {
 	}
 }
 
-// Who is to be woken is told when it waits: before that the signal would end it.
+// A process is woken only once it waits: before that the signal would end it.
 func TestWakesWhoSleeps(t *testing.T) {
 	begin := func(args ...string) (*exec.Cmd, <-chan error) {
 		t.Helper()

@@ -9,11 +9,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Donations are connections to an agent that are handed to it as open files, by the command
-// donate. Handing over takes the start of a program inside. So several are made at a time, more
-// before they run out, and more at a time in a sandbox that uses many.
+// Donations are connections to an agent that the command donate hands over as open files. Each handover
+// starts a program inside. So several connections are made at a time, more are made before they run
+// out, and more at a time in a sandbox that uses many.
 //
-// Such a connection is a pair of pipes: no network is involved, and it survives neither end.
+// Such a connection is a pair of pipes: it needs no network, and ends with either side.
 type Donations struct {
 	give func(context.Context, []*os.File) error
 
@@ -32,11 +32,11 @@ type making struct {
 const (
 	firstBatch = 8
 	lastBatch  = maxDonation / 2 // two descriptors each
-	wideness   = 1 << 20         // of a pipe that is used: what an ordinary user may ask for
+	wideness   = 1 << 20         // of a pipe in use: the most that an ordinary user gets
 )
 
-// NewDonations returns one that has given run "donate" inside, with the files as its descriptors
-// from 3 on. They are closed when it returns.
+// NewDonations returns Donations whose give runs "donate" inside the sandbox, with the files as its
+// descriptors from 3 on. The files are closed when give returns.
 func NewDonations(give func(context.Context, []*os.File) error) *Donations {
 	return &Donations{give: give}
 }
@@ -57,7 +57,7 @@ func (d *Donations) Dial(ctx context.Context) (net.Conn, error) {
 			d.batch = min(max(2*d.batch, firstBatch), lastBatch)
 			m, n := &making{done: make(chan struct{})}, d.batch
 			d.making = m
-			go func() { // for all who wait, whoever of them leaves
+			go func() { // for all waiting callers, even if one of them leaves
 				conns, err := d.make(context.Background(), n)
 				d.made(m, conns, err)
 			}()
@@ -79,7 +79,7 @@ func (d *Donations) Dial(ctx context.Context) (net.Conn, error) {
 	}
 }
 
-// Waiting returns how many connections wait to be used, and with how few more are made.
+// Waiting returns the number of unused connections, and the number below which more are made.
 func (d *Donations) Waiting() (spare, least int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -88,7 +88,7 @@ func (d *Donations) Waiting() (spare, least int) {
 
 func (d *Donations) least() int { return max(d.batch, firstBatch) / 2 }
 
-// Close closes what waits to be used.
+// Close closes the unused connections.
 func (d *Donations) Close() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -152,8 +152,7 @@ func (d *Donations) made(m *making, conns []*PipeConn, err error) {
 	close(m.done)
 }
 
-// widen has the pipes of c hold more. That takes memory of the kernel's, so those that
-// wait to be used stay narrow.
+// widen enlarges the pipes of c. That takes kernel memory, so unused ones stay narrow.
 func widen(c *PipeConn) {
 	for _, f := range []*os.File{c.r, c.w} {
 		if raw, err := f.SyscallConn(); err == nil {
@@ -173,7 +172,7 @@ func isOpen(c *PipeConn) bool {
 		err = raw.Control(func(fd uintptr) {
 			polled := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
 			n, err := unix.Poll(polled, 0)
-			open = open && err == nil && n == 0 // nothing has come that was not asked for, no end either
+			open = open && err == nil && n == 0 // no unexpected data has come, and no end
 		})
 		if err != nil {
 			return false

@@ -17,7 +17,7 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// donated returns the connections of given files, as the agent has them.
+// donated returns the connections of given files, as on the agent's side.
 func donated(t *testing.T, files []*os.File) (conns []*PipeConn) {
 	t.Helper()
 	for i := 0; i < len(files); i += 2 {
@@ -62,7 +62,7 @@ func TestDonations(t *testing.T) {
 		t.Errorf("the agent's end: %d, %v", n, err)
 	}
 
-	// What the agent has closed is not given to anybody.
+	// No caller gets a connection that the agent has closed.
 	first[firstBatch-2].Close()
 	if spare, least := d.Waiting(); spare != firstBatch-1 || least != firstBatch/2 {
 		t.Errorf("%d wait, of at least %d", spare, least)
@@ -72,7 +72,7 @@ func TestDonations(t *testing.T) {
 		t.Errorf("a connection that was closed: %v", err)
 	}
 
-	// More are made before they run out, and more at a time, up to what one message holds.
+	// More are made before they run out, and more at a time, up to the content of one message.
 	for _, want := range []int{2 * firstBatch, lastBatch, lastBatch} {
 		for len(batches) == 0 {
 			dial()

@@ -5,10 +5,10 @@ import (
 	"unicode/utf8"
 )
 
-// Names of files are bytes, and the wire's are UTF-8. A call with escapeHeader has them
-// escaped in its answer, and with the value escapeBoth also in the request: each byte
-// that is no part of UTF-8 is written %XX, and a percent sign too. Others find U+FFFD in
-// the place of such bytes.
+// Names of files are bytes, and the wire's are UTF-8. A call with escapeHeader gets
+// names escaped in its answer, and with the value escapeBoth also sends them escaped:
+// each byte that is no part of UTF-8 is written %XX, and a percent sign too. Other
+// callers get U+FFFD for such bytes.
 const (
 	escapeAnswer = "answer"
 	escapeBoth   = "both"
@@ -35,7 +35,7 @@ func escapeName(s string) string {
 	return b.String()
 }
 
-// unescapeName undoes escapeName; what that does not write stays as it is.
+// unescapeName undoes escapeName; it keeps what escapeName does not write.
 func unescapeName(s string) string {
 	if !strings.Contains(s, "%") {
 		return s

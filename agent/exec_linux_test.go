@@ -109,7 +109,7 @@ func TestExec(t *testing.T) {
 		}
 	})
 	t.Run("a late child is heard", func(t *testing.T) {
-		eventually(t, "never heard", func() bool { // on a busy machine it may be later than is waited for
+		eventually(t, "never heard", func() bool { // on a busy machine it may come after the wait
 			var out bytes.Buffer
 			_, err := a.Exec(t.Context(), sandboxer.Cmd{Args: sh("(sleep 0.02; echo late) & echo now"), Stdout: &out})
 			return err == nil && out.String() == "now\nlate\n"
@@ -253,7 +253,7 @@ func TestExecTerminal(t *testing.T) {
 	})
 }
 
-// awaited is a writer whose text can be waited for.
+// awaited is a writer that tests can wait on for text.
 type awaited struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -386,7 +386,7 @@ func TestCancelKillsTheFamily(t *testing.T) {
 				t.Errorf("Exec: %v; want kind %q", err, want)
 			}
 			for _, r := range relatives {
-				if how == "broken connection" { // nobody was there to wait
+				if how == "broken connection" { // no caller was left to wait
 					eventually(t, r+" still runs", func() bool { return !alive(pids[r]) })
 				} else if alive(pids[r]) {
 					t.Errorf("%s (process %d) still runs after Exec has returned", r, pids[r])
@@ -479,7 +479,7 @@ func TestBackground(t *testing.T) {
 	}
 }
 
-// TestDeadlines tells the deadline of a call from that of a process.
+// TestDeadlines distinguishes the deadline of a call from that of a process.
 func TestDeadlines(t *testing.T) {
 	a := startAgent(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
@@ -495,7 +495,7 @@ func TestDeadlines(t *testing.T) {
 	if !alive(pid) {
 		t.Error("a background process died with the deadline of the call that started it")
 	}
-	// A deadline on the wire holds also for a caller who has left.
+	// A deadline on the wire also applies if the caller has left.
 	mark := filepath.Join(a.dir, "pid")
 	res := a.stream("process.Process/Start", `{"process":{"cmd":"/bin/sh","args":["-c","echo $$ > `+mark+`; sleep 1000; true"]}}`, "Connect-Timeout-Ms", "3000")
 	pid = readPID(t, mark)
@@ -503,7 +503,7 @@ func TestDeadlines(t *testing.T) {
 	eventually(t, "the process outlives its deadline", func() bool { return !alive(pid) })
 }
 
-// TestReplayIsBounded writes more than is kept, while nobody reads.
+// TestReplayIsBounded writes more than is kept, without a reader.
 func TestReplayIsBounded(t *testing.T) {
 	a := startAgent(t, "--replay-kib", "64")
 	pid, err := a.Start(t.Context(), sandboxer.ProcessSpec{Args: []string{"sh", "-c", "seq 1 200000; sleep 2; echo err >&2; seq 200001 200010"}})
@@ -524,12 +524,12 @@ func TestReplayIsBounded(t *testing.T) {
 	}
 }
 
-// stuckWriter stops reading after the first piece until it is let go.
+// stuckWriter stops reading after the first piece until it is released.
 type stuckWriter struct{ let chan struct{} }
 
 func (s stuckWriter) Write(p []byte) (int, error) { <-s.let; return len(p), nil }
 
-// TestBackPressure has a lone slow reader hold up the process and lose nothing.
+// TestBackPressure lets a single slow reader block the process and lose nothing.
 func TestBackPressure(t *testing.T) {
 	a := startAgent(t)
 	let := make(chan struct{})
@@ -543,7 +543,7 @@ func TestBackPressure(t *testing.T) {
 	}
 }
 
-// hears tells that something was written.
+// hears reports that something was written.
 type hears struct {
 	first chan<- struct{}
 	once  sync.Once
@@ -554,7 +554,7 @@ func (h *hears) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// TestStalledReader has one reader stop while another one wants all.
+// TestStalledReader lets one reader stop while another one wants everything.
 func TestStalledReader(t *testing.T) {
 	if testing.Short() {
 		t.Skip("waits for the stall limit")
@@ -594,7 +594,8 @@ func TestStalledReader(t *testing.T) {
 	}
 }
 
-// TestInputNotDelivered: a command whose input cannot get to it does not wait for it for ever.
+// TestInputNotDelivered: a command whose input cannot be delivered does not wait for it for
+// ever.
 func TestInputNotDelivered(t *testing.T) {
 	r := startAgent(t)
 	var dials atomic.Int32
@@ -619,7 +620,7 @@ func TestInputNotDelivered(t *testing.T) {
 			t.Fatalf("it goes on: %+v, %v", list, err)
 		}
 	}
-	// One that takes no input is not disturbed by that.
+	// A command that reads no input is not disturbed by that.
 	var out strings.Builder
 	if exit, err := r.Exec(t.Context(), sandboxer.Cmd{Args: []string{"sh", "-c", "exec <&-; sleep 0.3; echo done"}, Stdin: strings.NewReader(strings.Repeat("x", 1<<20)), Stdout: &out}); err != nil || exit.Code != 0 || out.String() != "done\n" {
 		t.Errorf("with its input closed: %+v, %v: %q", exit, err, &out)

@@ -8,13 +8,11 @@ import (
 	"io"
 	"io/fs"
 	"mime"
-	"mime/multipart"
 	"net/http"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -102,12 +100,12 @@ func (s *server) serveDownload(w http.ResponseWriter, r *http.Request) {
 		h.Set("Content-Encoding", "gzip")
 		z, _ := gzip.NewWriterLevel(w, gzip.BestSpeed)
 		if _, err := io.Copy(z, f); err != nil || z.Close() != nil {
-			panic(http.ErrAbortHandler) // the status is gone: only a cut tells
+			panic(http.ErrAbortHandler) // the status was sent: only a broken connection shows the failure
 		}
 	case !plain:
 		h.Del("Content-Disposition")
 		writeError(w, http.StatusNotAcceptable, "only gzip and identity encodings are available")
-	case fi.Size() == 0: // also files of /proc, which do not know their size
+	case fi.Size() == 0: // also files of /proc, which report no size
 		if _, err := io.Copy(w, f); err != nil {
 			panic(http.ErrAbortHandler)
 		}
@@ -116,8 +114,8 @@ func (s *server) serveDownload(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// kernelFile refuses what is open in /proc or /sys, by whatever path: environments and
-// memory of processes are not for who may read files. It asks the file, not its name.
+// kernelFile refuses files of /proc or /sys, by whatever path: a caller that may read files
+// must not read environments and memory of processes. It checks the open file, not its name.
 func kernelFile(f *os.File, path string) error {
 	rc, err := f.SyscallConn()
 	if err != nil {
@@ -133,28 +131,28 @@ func kernelFile(f *os.File, path string) error {
 func kernelType(st *unix.Statfs_t, path string) error {
 	switch st.Type {
 	case unix.PROC_SUPER_MAGIC, unix.SYSFS_MAGIC, unix.DEBUGFS_MAGIC, unix.TRACEFS_MAGIC, unix.SECURITYFS_MAGIC, unix.CGROUP_SUPER_MAGIC, unix.CGROUP2_SUPER_MAGIC:
-		return sandboxer.E(sandboxer.Denied, nil, "path '%s' is the kernel's, not a file: it is not served", path).WithHint("read it by a command: cat")
+		return sandboxer.E(sandboxer.Denied, nil, "path '%s' belongs to the kernel and is not served", path).WithHint("read it with a command: cat")
 	}
 	return nil
 }
 
-// isKernels reports whether a directory is of a file system of the kernel's.
+// isKernels reports whether a directory is on a file system of the kernel.
 func isKernels(dir string) bool {
 	var st unix.Statfs_t
 	return unix.Statfs(dir, &st) == nil && kernelType(&st, dir) != nil
 }
 
-// kernelPath refuses to describe what lies in /proc or /sys. What it lies in counts, with
-// links followed, and not what it points to.
+// kernelPath refuses to describe files in /proc or /sys. It checks the file's directory, with
+// links followed, and not the file's target.
 func kernelPath(path string) error {
 	var st unix.Statfs_t
 	if err := unix.Statfs(filepath.Dir(path), &st); err != nil {
-		return nil // describing it says why
+		return nil // describing it reports why
 	}
 	return kernelType(&st, path)
 }
 
-// encodings says which content encodings a client accepts of those we have.
+// encodings reports which of our content encodings a client accepts.
 func encodings(accept []string) (packed, plain bool) {
 	plain = true
 	for _, line := range accept {
@@ -173,7 +171,7 @@ func encodings(accept []string) (packed, plain bool) {
 	return packed, plain
 }
 
-// openRegular opens a regular file and never waits for anybody, as a pipe would.
+// openRegular opens a regular file and never blocks, as opening a pipe would.
 func openRegular(path string, flag int, mode fs.FileMode) (*os.File, error) {
 	f, err := os.OpenFile(path, flag|unix.O_NONBLOCK|unix.O_NOCTTY, mode)
 	switch {
@@ -201,196 +199,125 @@ func openRegular(path string, flag int, mode fs.FileMode) (*os.File, error) {
 	return f, nil
 }
 
-// An uploaded file, as answered to its sender.
-type uploaded struct {
-	Name     string            `json:"name"`
-	Path     string            `json:"path"`
-	Type     string            `json:"type"`
-	Metadata map[string]string `json:"metadata,omitempty"`
+// followed resolves path if it is a symbolic link, even to a missing file.
+func followed(path string) (string, error) {
+	for range 40 {
+		target, err := os.Readlink(path)
+		if err != nil {
+			return path, nil
+		}
+		if !filepath.IsAbs(target) {
+			target = filepath.Dir(path) + "/" + target
+		}
+		// Not by filepath.Dir, which treats a link before ".." as a directory.
+		at := strings.LastIndexByte(target, '/')
+		dir, err := filepath.EvalSymlinks(target[:at] + "/")
+		if err != nil {
+			return "", err
+		}
+		path = dir + "/" + target[at+1:]
+	}
+	return "", sandboxer.E(sandboxer.Invalid, unix.ELOOP, "path '%s' is a link that leads in a circle", path)
 }
 
-func (s *server) serveUpload(w http.ResponseWriter, r *http.Request) {
-	if !s.mayTransfer(w, r, "write") {
-		return
+func bodyFailed(err error) error {
+	var pe *fs.PathError
+	if errors.As(err, &pe) { // the file failed, not the body
+		return err
 	}
-	u, ok := s.fileUser(w, r)
-	if !ok {
-		return
-	}
-	done, err := s.upload(r, u)
-	if err != nil {
-		writeFailure(w, err)
-		return
-	}
-	writeJSON(w, done)
+	return sandboxer.E(sandboxer.Invalid, err, "the body ended too early: %v", err)
 }
 
-func (s *server) upload(r *http.Request, u user) ([]uploaded, error) {
-	meta, err := metadataOf(r.Header)
+func statOf(f *os.File) (st unix.Stat_t, err error) {
+	rc, err := f.SyscallConn()
 	if err != nil {
-		return nil, err
+		return st, err
 	}
-	var mode *fs.FileMode
-	if m := r.Header.Get(modeHeader); m != "" {
-		n, err := strconv.ParseUint(m, 8, 12)
-		if err != nil {
-			return nil, sandboxer.E(sandboxer.Invalid, nil, "%s %q is not an octal file mode", modeHeader, m)
+	if cerr := rc.Control(func(fd uintptr) { err = unix.Fstat(int(fd), &st) }); cerr != nil {
+		return st, cerr
+	}
+	return st, err
+}
+
+// A finish is what a file gets besides its content once that is written.
+type finish struct {
+	mode     fs.FileMode
+	uid, gid int
+	meta     map[string]string
+}
+
+func (a finish) apply(f *os.File) error {
+	if a.uid >= 0 {
+		if err := f.Chown(a.uid, a.gid); err != nil {
+			return err
 		}
-		fm := goMode(uint32(n))
-		mode = &fm
 	}
-	var body io.Reader = r.Body
-	switch enc := strings.ToLower(r.Header.Get("Content-Encoding")); enc {
-	case "", "identity":
-	case "gzip":
-		z, err := gzip.NewReader(body)
-		if err != nil {
-			return nil, sandboxer.E(sandboxer.Invalid, err, "the body is not gzip, as Content-Encoding says")
-		}
-		body = z
-	default:
-		return nil, sandboxer.E(sandboxer.Invalid, nil, "content encoding %q is not supported", enc)
+	if err := f.Chmod(a.mode); err != nil {
+		return err
 	}
-	target := r.URL.Query().Get("path")
-	kind, params, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
+	return setMetadata(f, a.meta)
+}
+
+// inPlace gives the file f the content r, of size bytes if that is not negative. With a known size
+// it notices a full disk first; any other failure midway loses the old content.
+func (a finish) inPlace(f *os.File, r io.Reader, size int64) error {
+	if err := reserve(f, size); err != nil {
+		return err
+	}
+	n, err := copyAll(f, r)
+	if err == nil {
+		err = f.Truncate(n)
+	}
 	if err != nil {
-		return nil, sandboxer.E(sandboxer.Invalid, err, "the content type cannot be read: want multipart/form-data or application/octet-stream")
+		return bodyFailed(err)
 	}
-	switch kind {
-	case "application/octet-stream":
-		if target == "" {
-			return nil, sandboxer.E(sandboxer.Invalid, nil, "the query lacks path, which names the file of a raw body")
-		}
-		up, err := s.save(target, u, mode, meta, body)
-		return []uploaded{up}, err
-	case "multipart/form-data":
-	default:
-		return nil, sandboxer.E(sandboxer.Invalid, nil, "content type %q: want multipart/form-data or application/octet-stream", kind)
+	// After the content: writing clears set-user-ID and similar bits.
+	if err := f.Chmod(a.mode); err != nil && !errors.Is(err, fs.ErrPermission) {
+		return err
 	}
-	done := []uploaded{}
-	seen := map[string]bool{}
-	for parts := multipart.NewReader(body, params["boundary"]); ; {
-		part, err := parts.NextRawPart()
-		if errors.Is(err, io.EOF) {
-			return done, nil
-		}
-		if err != nil {
-			return nil, sandboxer.E(sandboxer.Invalid, err, "the multipart body cannot be read: %v", err)
-		}
-		if part.FormName() != "file" {
-			continue
-		}
-		name := target
-		if name == "" {
-			// Part.FileName would strip the directories.
-			_, params, err := mime.ParseMediaType(part.Header.Get("Content-Disposition"))
-			if err != nil || params["filename"] == "" {
-				return nil, sandboxer.E(sandboxer.Invalid, err, "a part named file has no filename and the query no path")
+	return setMetadata(f, a.meta)
+}
+
+// reserve allocates size bytes in f, or nothing if that is negative.
+func reserve(f *os.File, size int64) error {
+	if size <= 0 {
+		return f.Truncate(0)
+	}
+	st, err := statOf(f)
+	if err != nil || st.Size >= size {
+		return err
+	}
+	rc, err := f.SyscallConn()
+	if err != nil {
+		return err
+	}
+	cerr := rc.Control(func(fd uintptr) { err = unix.Fallocate(int(fd), 0, 0, size) })
+	if isFull(err) {
+		return errors.Join(&fs.PathError{Op: "fallocate", Path: f.Name(), Err: err}, f.Truncate(st.Size))
+	}
+	return cerr // a file system that reserves nothing fails during the write
+}
+
+// copyAttrs copies the extended attributes of from to to, as far as to can have them.
+func copyAttrs(from, to *os.File) {
+	rc, err := from.SyscallConn()
+	rto, terr := to.SyscallConn()
+	if err != nil || terr != nil {
+		return
+	}
+	_ = rc.Control(func(fd uintptr) {
+		_ = rto.Control(func(tfd uintptr) {
+			for _, name := range attrs("", func(b []byte) (int, error) { return unix.Flistxattr(int(fd), b) }) {
+				if !strings.HasPrefix(name, "user.") && name != "system.posix_acl_access" {
+					continue
+				}
+				b := make([]byte, 64<<10)
+				if n, err := unix.Fgetxattr(int(fd), name, b); err == nil {
+					_ = unix.Fsetxattr(int(tfd), name, b[:n], 0)
+				}
 			}
-			name = params["filename"]
-		}
-		path, err := s.resolve(name, u)
-		if err != nil {
-			return nil, err
-		}
-		if seen[path] {
-			return nil, sandboxer.E(sandboxer.Invalid, nil, "path '%s' was uploaded twice in one request", path)
-		}
-		seen[path] = true
-		up, err := s.save(name, u, mode, meta, part)
-		if err != nil {
-			return nil, err
-		}
-		done = append(done, up)
-	}
-}
-
-// copyBuffers serve bulk transfers; the few that run at a time share them.
-var copyBuffers = sync.Pool{New: func() any { b := make([]byte, 256<<10); return &b }}
-
-// copyAll copies through a large buffer, past the small one of io.Copy.
-func copyAll(w io.Writer, r io.Reader) (int64, error) {
-	b := copyBuffers.Get().(*[]byte)
-	defer copyBuffers.Put(b)
-	return io.CopyBuffer(struct{ io.Writer }{w}, struct{ io.Reader }{r}, *b)
-}
-
-// save writes one file for u, with its parents.
-func (s *server) save(name string, u user, mode *fs.FileMode, meta map[string]string, r io.Reader) (up uploaded, err error) {
-	path, err := s.resolve(name, u)
-	if err != nil {
-		return up, err
-	}
-	if strings.HasSuffix(name, "/") {
-		return up, sandboxer.E(sandboxer.Invalid, nil, "path '%s' names a directory", name)
-	}
-	if err := makeDirs(filepath.Dir(path), u); err != nil {
-		return up, err
-	}
-	f, err := openRegular(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644)
-	if err != nil {
-		return up, err
-	}
-	defer func() {
-		if e := f.Close(); err == nil {
-			err = e
-		}
-	}()
-	if mode == nil {
-		m := fs.FileMode(0o644)
-		mode = &m
-	}
-	if os.Geteuid() == 0 {
-		if err := f.Chown(int(u.uid), int(u.gid)); err != nil {
-			return up, err
-		}
-	}
-	if err := f.Chmod(*mode); err != nil && !errors.Is(err, fs.ErrPermission) {
-		return up, err
-	}
-	if err := setMetadata(f, meta); err != nil {
-		return up, err
-	}
-	if _, err := copyAll(f, r); err != nil {
-		var pe *fs.PathError
-		if !errors.As(err, &pe) { // the body failed, not the file
-			err = sandboxer.E(sandboxer.Invalid, err, "the body ended before its time: %v", err)
-		}
-		return up, err
-	}
-	if mode.Perm() != *mode { // writing drops set-user-ID and its kin
-		if err := f.Chmod(*mode); err != nil {
-			return up, err
-		}
-	}
-	return uploaded{Name: filepath.Base(path), Path: path, Type: "file", Metadata: meta}, nil
-}
-
-// makeDirs makes dir and its parents; those that were missing belong to u.
-func makeDirs(dir string, u user) error {
-	switch fi, err := os.Stat(dir); {
-	case err == nil && fi.IsDir():
-		return nil
-	case err == nil:
-		return sandboxer.E(sandboxer.Invalid, unix.ENOTDIR, "path '%s' is a file, not a directory", dir)
-	case errors.Is(err, unix.ENOTDIR):
-		return sandboxer.E(sandboxer.Invalid, err, "path '%s' leads through a file", dir)
-	case !errors.Is(err, fs.ErrNotExist):
-		return err
-	}
-	if err := makeDirs(filepath.Dir(dir), u); err != nil {
-		return err
-	}
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		if errors.Is(err, fs.ErrExist) { // somebody else was faster
-			return nil
-		}
-		return err
-	}
-	if os.Geteuid() == 0 && (u.uid != 0 || u.gid != 0) {
-		return os.Lchown(dir, int(u.uid), int(u.gid))
-	}
-	return nil
+		})
+	})
 }
 
 const (
@@ -428,7 +355,7 @@ func setMetadata(f *os.File, meta map[string]string) error {
 		return err
 	}
 	cerr := rc.Control(func(fd uintptr) {
-		for _, name := range attrs(func(b []byte) (int, error) { return unix.Flistxattr(int(fd), b) }) {
+		for _, name := range attrs(metadataAttr, func(b []byte) (int, error) { return unix.Flistxattr(int(fd), b) }) {
 			if _, keep := meta[strings.TrimPrefix(name, metadataAttr)]; !keep {
 				_ = unix.Fremovexattr(int(fd), name)
 			}
@@ -449,8 +376,8 @@ func setMetadata(f *os.File, meta map[string]string) error {
 	return err
 }
 
-// attrs lists the names of a file's metadata.
-func attrs(list func([]byte) (int, error)) []string {
+// attrs lists the names of a file's extended attributes that begin with prefix.
+func attrs(prefix string, list func([]byte) (int, error)) []string {
 	n, err := list(nil)
 	if err != nil || n <= 0 {
 		return nil
@@ -461,7 +388,7 @@ func attrs(list func([]byte) (int, error)) []string {
 	}
 	var names []string
 	for name := range strings.SplitSeq(string(b[:n]), "\x00") {
-		if strings.HasPrefix(name, metadataAttr) {
+		if name != "" && strings.HasPrefix(name, prefix) {
 			names = append(names, name)
 		}
 	}
@@ -471,7 +398,7 @@ func attrs(list func([]byte) (int, error)) []string {
 // metadata reads the metadata of a file.
 func metadata(path string) map[string]string {
 	var meta map[string]string
-	for _, name := range attrs(func(b []byte) (int, error) { return unix.Llistxattr(path, b) }) {
+	for _, name := range attrs(metadataAttr, func(b []byte) (int, error) { return unix.Llistxattr(path, b) }) {
 		b := make([]byte, maxMetadata)
 		n, err := unix.Lgetxattr(path, name, b)
 		if err != nil {

@@ -236,7 +236,7 @@ func TestWireStat(t *testing.T) {
 	}
 }
 
-// TestManyListings: how much a listing takes here does not depend on the directory.
+// TestManyListings: the memory of a listing does not depend on the directory.
 func TestManyListings(t *testing.T) {
 	a := startAgent(t)
 	const files, callers = 3000, 12

@@ -12,7 +12,9 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
+	"time"
 
 	"connectrpc.com/connect"
 	"golang.org/x/sys/unix"
@@ -25,7 +27,7 @@ import (
 // filesystemService translates filesystem.Filesystem to the file system.
 type filesystemService struct{ *server }
 
-// target finds the user and the file that a call means.
+// target finds the user and the file of a call.
 func (s filesystemService) target(h http.Header, path string) (user, string, error) {
 	u, err := s.rpcUser(h)
 	if err != nil {
@@ -35,7 +37,7 @@ func (s filesystemService) target(h http.Header, path string) (user, string, err
 	return u, path, err
 }
 
-// nameIn is a name of a request.
+// nameIn returns a name of a request, unescaped if need be.
 func nameIn(h http.Header, name string) string {
 	if h.Get(escapeHeader) == escapeBoth {
 		return unescapeName(name)
@@ -81,7 +83,7 @@ func (s *server) describer(h http.Header) *describer {
 		owners: map[uint32]string{}, groups: map[uint32]string{}}
 }
 
-// name brings a name into the form that the caller takes.
+// name returns the name in the form that the caller understands.
 func (d *describer) name(s string) string {
 	if d.escape {
 		return escapeName(s)
@@ -89,7 +91,7 @@ func (d *describer) name(s string) string {
 	return strings.ToValidUTF8(s, "\uFFFD")
 }
 
-// entry describes the file at path in the form that the caller takes.
+// entry describes the file at path in the form that the caller understands.
 func (d *describer) entry(path string) (*pb.EntryInfo, error) {
 	e, err := d.describe(path)
 	if err != nil {
@@ -108,8 +110,8 @@ func (d *describer) entry(path string) (*pb.EntryInfo, error) {
 	return e, nil
 }
 
-// describe describes the file at path. Of a symbolic link the wire wants the type and
-// mode of what it points to; with lstat set the link itself is described.
+// describe describes the file at path. Of a symbolic link the wire has the type and mode of
+// its target; with lstat set the link itself is described.
 func (d *describer) describe(path string) (*pb.EntryInfo, error) {
 	fi, err := os.Lstat(path)
 	if err != nil {
@@ -194,7 +196,7 @@ func (s filesystemService) ListDir(ctx context.Context, req *connect.Request[pb.
 		}
 		names, err := os.ReadDir(dir)
 		if err != nil && dir == path {
-			return err // deeper down, what cannot be read is shown as empty
+			return err // deeper down, a directory that cannot be read is shown as empty
 		}
 		for _, n := range names {
 			e, err := d.entry(filepath.Join(dir, n.Name()))
@@ -216,7 +218,7 @@ func (s filesystemService) ListDir(ctx context.Context, req *connect.Request[pb.
 	return answer(req.Header(), res), nil
 }
 
-// listPage lists the next entries of a directory, however many it has, with bounded memory.
+// listPage lists the next entries of a directory of any size with bounded memory.
 func (s filesystemService) listPage(ctx context.Context, h http.Header, dir string, limit int) (*connect.Response[pb.ListDirResponse], error) {
 	after, err := base64.RawURLEncoding.DecodeString(h.Get(afterHeader))
 	if err != nil {
@@ -230,20 +232,40 @@ func (s filesystemService) listPage(ctx context.Context, h http.Header, dir stri
 	if err := kernelFile(f, dir); err != nil {
 		return nil, err
 	}
+	st, err := statOf(f)
+	if err != nil {
+		return nil, err
+	}
 	next := page{after: string(after), limit: limit}
-	for {
-		if err := ctx.Err(); err != nil {
-			return nil, err
+	all := s.listed.names(st)
+	if all == nil {
+		kept, room := []string{}, maxListedBytes
+		for {
+			if err := ctx.Err(); err != nil {
+				return nil, err
+			}
+			names, err := f.Readdirnames(maxPage)
+			for _, n := range names {
+				next.add(n)
+				if room -= len(n) + 16; room >= 0 {
+					kept = append(kept, n)
+				}
+			}
+			if err == io.EOF {
+				break
+			}
+			if err != nil {
+				return nil, err
+			}
 		}
-		names, err := f.Readdirnames(maxPage)
-		for _, n := range names {
+		if room >= 0 && len(kept) > limit {
+			slices.Sort(kept)
+			s.listed.keep(st, kept)
+		}
+	} else {
+		at, _ := slices.BinarySearch(all, string(after)+"\x00")
+		for _, n := range all[at:min(at+limit+1, len(all))] {
 			next.add(n)
-		}
-		if err == io.EOF {
-			break
-		}
-		if err != nil {
-			return nil, err
 		}
 	}
 	names, more := next.names()
@@ -272,7 +294,50 @@ func (s filesystemService) listPage(ctx context.Context, h http.Header, dir stri
 	return res, nil
 }
 
-// A page collects the first names after one, of any number and in any order.
+// dirNames keeps the sorted names of the directory that was read last, for its next pages: reading a
+// hundred thousand of them takes a sandbox's kernel a second each time. A change shows in the
+// directory's time.
+type dirNames struct {
+	mu    sync.Mutex
+	of    unix.Stat_t
+	all   []string
+	timer *time.Timer
+}
+
+const (
+	maxListedBytes = 8 << 20
+	keepListed     = 30 * time.Second
+)
+
+func (l *dirNames) names(of unix.Stat_t) []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.of.Dev != of.Dev || l.of.Ino != of.Ino || l.of.Mtim != of.Mtim || l.of.Ctim != of.Ctim {
+		return nil
+	}
+	return l.all
+}
+
+func (l *dirNames) keep(of unix.Stat_t, all []string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if time.Since(time.Unix(of.Mtim.Unix())) < time.Second { // it may change again within one tick of the file system's clock
+		return
+	}
+	if l.timer != nil {
+		l.timer.Stop()
+	}
+	l.of, l.all = of, all
+	l.timer = time.AfterFunc(keepListed, func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if l.of == of {
+			l.all = nil
+		}
+	})
+}
+
+// A page collects the first names after a given one, out of any number and in any order.
 type page struct {
 	after string
 	limit int
@@ -336,7 +401,7 @@ func (s filesystemService) Move(ctx context.Context, req *connect.Request[pb.Mov
 		return nil, err
 	}
 	if err := os.Rename(from, to); err != nil {
-		if errors.Is(err, fs.ErrExist) { // a directory in the way, not empty
+		if errors.Is(err, fs.ErrExist) { // a non-empty directory in the way
 			return nil, sandboxer.E(sandboxer.Invalid, err, "cannot move '%s' over '%s': it is a directory that is not empty", from, to)
 		}
 		return nil, err

@@ -9,12 +9,12 @@ import (
 	"time"
 )
 
-// What is said to attach and connect goes in frames: the number of octets in four, most significant first, and then these. One without any is the end of the
-// input. So the end of the stream without it says that who called is gone, which nothing else does: engines end the input of a
-// command whose caller has left, take its output for ever, and never end it.
+// Input to attach and connect comes in frames: the number of octets in four, most significant first, and then these. An empty frame is the end of the input.
+// If the stream ends without one, the caller is gone. Nothing else shows that: engines end the input of a command whose caller has left, read its output for
+// ever, and never end it.
 const (
 	frameHead = 4
-	maxFrame  = 32<<10 - frameHead // so that one fits into a read of who passes it on
+	maxFrame  = 32<<10 - frameHead // so that a frame fits into one read of a relay
 )
 
 // A frameWriter writes frames.
@@ -52,7 +52,7 @@ func (w *frameWriter) Write(p []byte) (n int, err error) {
 	return n, nil
 }
 
-// end says that the input has ended, once what is being written is. It does not wait for that.
+// end sends the end of the input after the current write. It does not wait for that.
 func (w *frameWriter) end() error {
 	if w.ended.Swap(true) {
 		return nil
@@ -60,7 +60,7 @@ func (w *frameWriter) end() error {
 	go func() {
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		_ = w.to.SetWriteDeadline(time.Time{}) // it was for what has been written
+		_ = w.to.SetWriteDeadline(time.Time{}) // it was for earlier writes
 		if w.err == nil {
 			_, w.err = w.to.Write(make([]byte, frameHead))
 		}
@@ -71,7 +71,7 @@ func (w *frameWriter) end() error {
 	return nil
 }
 
-// passFrames passes on what comes in frames, and returns when who sends them is gone, or sends something else.
+// passFrames forwards the content of frames, and returns when their sender is gone, or sends something else.
 func passFrames(to interface {
 	io.Writer
 	CloseWrite() error
@@ -90,7 +90,7 @@ func passFrames(to interface {
 			return
 		}
 		switch {
-		case broken: // whoever takes no more may still have something to say
+		case broken: // a peer that reads no more may still send
 		case n > 0:
 			_, err := to.Write(buf[:n])
 			broken = err != nil

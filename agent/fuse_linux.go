@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// A fuse ends the sandbox at a time of its own, so that it does not outlive for long a
-// broker that never comes back.
+// A fuse ends the sandbox at a set time, so that it does not long outlive a broker that
+// never comes back.
 type fuse struct {
 	mu    sync.Mutex
 	timer *time.Timer
@@ -15,8 +15,8 @@ type fuse struct {
 
 func newFuse() *fuse { return &fuse{blown: make(chan struct{}, 1)} }
 
-// A fuse smoulders so many times so long after its time: whoever thaws or restores a sandbox
-// has that long to move it. It is counted, so that none goes by while the machine stands still.
+// A fuse waits fuseGrace steps after its time, so that the process that thaws or restores a
+// sandbox can move it. Steps are counted, so that none passes while the machine is paused.
 const (
 	fuseGrace = 10
 	graceStep = time.Second

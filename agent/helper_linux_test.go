@@ -14,14 +14,14 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// TestMain lets the test binary be the agent itself, so that the tests run it as a
-// process of its own, through its real wire.
+// TestMain can run the test binary as the agent itself, so that the tests run it
+// as a process of its own, over its real wire.
 func TestMain(m *testing.M) {
 	switch os.Getenv("AGENT_TEST_RUN") {
 	case "1":
 		os.Unsetenv("AGENT_TEST_RUN")
 		fallthrough
-	case "always": // and what it starts of itself
+	case "always": // and its own child processes
 		os.Exit(Main(os.Args[1:]))
 	}
 	os.Exit(m.Run())
@@ -102,7 +102,7 @@ func (r *running) stop() {
 	}
 }
 
-// sh runs a shell command and returns what it wrote.
+// sh runs a shell command and returns its output.
 func (r *running) sh(script string) (stdout, stderr string, x sandboxer.Exit) {
 	r.t.Helper()
 	var out, errs bytes.Buffer

@@ -23,7 +23,7 @@ import (
 	pb "github.com/sand-boxer/sandboxer/agent/proto/process"
 )
 
-// DefaultAddress is where the agent listens inside its sandbox.
+// DefaultAddress is the address at which the agent listens inside its sandbox.
 const DefaultAddress = "127.0.0.1:49983"
 
 // Environment variables of the agent.
@@ -36,12 +36,15 @@ const (
 
 const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
+// defaultLang makes programs use UTF-8. glibc has it since 2.35, Debian since before; musl has no other.
+const defaultLang = "C.UTF-8"
+
 // MainTag is the tag of the process that init starts from its own arguments.
 const MainTag = "main"
 
-// deaf are signals that mean nothing to us. They are caught all the same: if whoever
-// started us had them ignored, so would every program of the sandbox, and a ^C or ^Z in
-// its terminals be dead; a caught signal is back to its default after exec.
+// deaf are signals that the agent ignores. It catches them all the same: if our parent had
+// them ignored, so would every program of the sandbox, and ^C or ^Z would do nothing in its
+// terminals; a caught signal returns to its default after exec.
 var deaf = []os.Signal{
 	unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2, unix.SIGPIPE, unix.SIGALRM, unix.SIGTSTP,
 	unix.SIGTTIN, unix.SIGTTOU, unix.SIGCONT, unix.SIGXCPU, unix.SIGXFSZ, unix.SIGVTALRM, unix.SIGWINCH, unix.SIGIO, unix.SIGPWR,
@@ -52,7 +55,7 @@ type addresses []string
 func (a *addresses) String() string     { return strings.Join(*a, ",") }
 func (a *addresses) Set(s string) error { *a = append(*a, strings.Split(s, ",")...); return nil }
 
-// initFlags are what init is told by flags.
+// initFlags are the settings of init from its flags.
 type initFlags struct {
 	listen   addresses
 	set      settings
@@ -61,19 +64,21 @@ type initFlags struct {
 	verbose  bool
 	reserved bool
 	detached bool
+	untraced bool
 	fuse     fuseTime
 }
 
 func (o *initFlags) register(fs *flag.FlagSet) {
 	fs.Var(&o.listen, "listen", "`address` host:port, unix:/path, own:/path, own:@name or donate:/path, may be repeated (default "+DefaultAddress+", or $"+envListen+")")
-	fs.StringVar(&o.set.user, "user", os.Getenv(envUser), "`user` of those who name none (default the agent's own, or $"+envUser+")")
+	fs.StringVar(&o.set.user, "user", os.Getenv(envUser), "`user` for calls that name none (default the agent's own, or $"+envUser+")")
 	fs.StringVar(&o.set.workdir, "workdir", os.Getenv(envWorkdir), "`directory` where processes start (default the user's home, or $"+envWorkdir+")")
 	fs.DurationVar(&o.grace, "grace", 5*time.Second, "time between SIGTERM and SIGKILL at the end")
-	fs.IntVar(&o.ringKiB, "replay-kib", 1024, "output kept of each process, in KiB")
-	fs.BoolVar(&o.reserved, "above-limits", false, "keep CAP_SYS_RESOURCE for the agent, and none for what it starts")
+	fs.IntVar(&o.ringKiB, "replay-kib", 1024, "output to keep of each process, in KiB")
+	fs.BoolVar(&o.reserved, "above-limits", false, "keep CAP_SYS_RESOURCE for the agent, but not for the processes that it starts")
 	fs.BoolVar(&o.verbose, "v", false, "log more")
-	fs.BoolVar(&o.detached, "detached", false, "write the byte 6 to standard error once it listens, and nothing to anybody after that")
-	fs.Var(&o.fuse, "fuse", "`time` (RFC 3339, or seconds since 1970; 0 means never) at which to end by itself, and the sandbox with it")
+	fs.BoolVar(&o.detached, "detached", false, "write the byte 6 to standard error once it listens, and nothing after that")
+	fs.BoolVar(&o.untraced, "untraced", false, "let no process without CAP_SYS_PTRACE trace the agent or write to its memory")
+	fs.Var(&o.fuse, "fuse", "`time` (RFC 3339, or seconds since 1970; 0 means never) at which the agent ends, and the sandbox with it")
 }
 
 func (o *initFlags) check() error {
@@ -86,8 +91,37 @@ func (o *initFlags) check() error {
 	return nil
 }
 
-// InUseExit is the exit code of init where something listens already at an address of its own.
+// InUseExit is the exit code of init if another program already listens at one of its addresses.
 const InUseExit = 4
+
+// listenAll listens at every address, or returns the code to exit with.
+func listenAll(at addresses) (listeners []net.Listener, code int) {
+	for _, addr := range at {
+		l, err := listen(addr)
+		if err != nil {
+			fmt.Fprintf(os.Stderr, "sandboxer-agent: cannot listen: %v\n", err)
+			if errors.Is(err, unix.EADDRINUSE) && strings.HasPrefix(addr, ownPrefix) {
+				return nil, InUseExit
+			}
+			return nil, 1
+		}
+		listeners = append(listeners, l)
+	}
+	return listeners, 0
+}
+
+// watchSignals returns the signals that end the agent, and those of ended children.
+func watchSignals() (end, children chan os.Signal) {
+	children = make(chan os.Signal, 1)
+	signal.Notify(children, unix.SIGCHLD)
+	end = make(chan os.Signal, 1)
+	signal.Notify(end, unix.SIGTERM)
+	if !signal.Ignored(unix.SIGINT) {
+		signal.Notify(end, unix.SIGINT)
+	}
+	signal.Notify(make(chan os.Signal, 1), deaf...)
+	return end, children
+}
 
 // runInit serves a sandbox until SIGTERM.
 func runInit(args []string) int {
@@ -96,6 +130,11 @@ func runInit(args []string) int {
 	o.register(fs)
 	if code, ok := parse(fs, args); !ok {
 		return code
+	}
+	if o.untraced { // first: no process of the sandbox runs yet
+		if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
+			return report(os.NewSyscallError("prctl(PR_SET_DUMPABLE)", err))
+		}
 	}
 	set := o.set
 	set.token = os.Getenv(envToken)
@@ -122,17 +161,9 @@ func runInit(args []string) int {
 		}
 	}
 
-	var listeners []net.Listener
-	for _, addr := range o.listen {
-		l, err := listen(addr)
-		if err != nil {
-			fmt.Fprintf(os.Stderr, "sandboxer-agent: cannot listen: %v\n", err)
-			if errors.Is(err, unix.EADDRINUSE) && strings.HasPrefix(addr, ownPrefix) {
-				return InUseExit
-			}
-			return 1
-		}
-		listeners = append(listeners, l)
+	listeners, code := listenAll(o.listen)
+	if code != 0 {
+		return code
 	}
 
 	if o.reserved {
@@ -149,28 +180,33 @@ func runInit(args []string) int {
 		}
 	}
 
-	// A sandbox is idle most of its life: collect early, keep little.
+	// A sandbox is mostly idle: collect early, keep little.
 	debug.SetGCPercent(50)
 	unix.Umask(0o022)
-	// Orphans come to us also when we are not the first process of a PID namespace.
+	// This gives us orphans even if we are not the first process of a PID namespace.
 	_ = unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
-	children := make(chan os.Signal, 1)
-	signal.Notify(children, unix.SIGCHLD)
-	end := make(chan os.Signal, 1)
-	signal.Notify(end, unix.SIGTERM)
-	if !signal.Ignored(unix.SIGINT) {
-		signal.Notify(end, unix.SIGINT)
-	}
-	signal.Notify(make(chan os.Signal, 1), deaf...)
+	end, children := watchSignals()
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		for range children {
 			s.procs.reap()
 		}
 	})
-	s.procs.reap() // what was handed to us before we listened for it
+	s.procs.reap() // children that ended before we watched for them
 
+	code = s.serveUntil(end, listeners, o, fs.Args())
+	signal.Stop(children)
+	close(children)
+	wg.Wait()
+	return code
+}
+
+// serveUntil serves at the listeners, and runs the main command if there is one, until end, until the
+// sandbox's time is over or until a listener fails. Then it ends everything.
+func (s *server) serveUntil(end <-chan os.Signal, listeners []net.Listener, o initFlags, main []string) int {
+	var wg sync.WaitGroup
+	defer wg.Wait()
 	hs := s.servers(headTime)
 	failed := make(chan error, len(listeners))
 	for _, l := range listeners {
@@ -180,12 +216,12 @@ func runInit(args []string) int {
 			}
 		})
 	}
-	log.Debug("listening", "addresses", o.listen.String())
+	s.log.Debug("listening", "addresses", o.listen.String())
 
 	code := 0
-	if main := fs.Args(); len(main) > 0 {
+	if len(main) > 0 {
 		if err := s.startMain(main); err != nil {
-			log.Error("the main command did not start", "err", err)
+			s.log.Error("the main command did not start", "err", err)
 			code = 1
 		}
 	}
@@ -194,14 +230,14 @@ func runInit(args []string) int {
 		select {
 		case <-end:
 		case <-s.fuse.blown:
-			log.Warn("the sandbox's time is over, and nobody ended it")
+			s.log.Warn("the sandbox has expired, and the broker did not end it")
 		case err := <-failed:
-			log.Error("the listener failed", "err", err)
+			s.log.Error("the listener failed", "err", err)
 			code = 1
 		}
 	}
 	s.procs.stop(o.grace)
-	// Whoever still listens gets the ends of the processes; then all is cut.
+	// Callers that still listen get the ends of the processes; then all connections are closed.
 	ctx, cancel := context.WithTimeout(context.Background(), 200*time.Millisecond)
 	defer cancel()
 	for _, hs := range []*http.Server{hs.made, hs.donated} {
@@ -209,13 +245,10 @@ func runInit(args []string) int {
 			_ = hs.Close()
 		}
 	}
-	signal.Stop(children)
-	close(children)
-	wg.Wait()
 	return code
 }
 
-// A fuseTime is a time; the zero one if there is none.
+// A fuseTime is a time; zero if there is none.
 type fuseTime time.Time
 
 func (f *fuseTime) String() string {
@@ -257,7 +290,7 @@ func (s *server) startMain(args []string) error {
 	return nil
 }
 
-// baseEnv is what processes inherit of our own environment.
+// baseEnv is the part of our own environment that processes inherit.
 func baseEnv(environ []string) []string {
 	var base []string
 	for _, kv := range environ {
@@ -267,6 +300,9 @@ func baseEnv(environ []string) []string {
 	}
 	if getenv(base, "PATH") == "" {
 		base = append(base, "PATH="+defaultPath)
+	}
+	if getenv(base, "LANG") == "" {
+		base = append(base, "LANG="+defaultLang) // without one, programs assume ASCII
 	}
 	return base
 }

@@ -85,12 +85,12 @@ func TestSignalsAreNotIgnored(t *testing.T) {
 		out = string(b)
 		return err == nil
 	})
-	// Of the classic 31 signals; those above belong to C libraries.
+	// The classic 31 signals; those above belong to C libraries.
 	ignored, err := strconv.ParseUint(strings.TrimSpace(strings.TrimPrefix(strings.TrimSpace(out), "SigIgn:")), 16, 64)
 	if err != nil || ignored&(1<<31-1) != 0 {
 		t.Errorf("ignored by a command: %s (%v)", out, err)
 	}
-	_ = cmd.Process.Signal(syscall.SIGHUP) // is nothing to the agent
+	_ = cmd.Process.Signal(syscall.SIGHUP) // the agent ignores it
 	_ = cmd.Process.Signal(syscall.SIGTERM)
 	if err := cmd.Wait(); err != nil {
 		t.Errorf("the agent ended with %v", err)
@@ -121,7 +121,7 @@ func TestMainCommand(t *testing.T) {
 	if x := <-done; x.Signal != "KILL" {
 		t.Errorf("%+v", x)
 	}
-	if err := a.Health(t.Context()); err != nil { // it is not started again, and nobody follows it
+	if err := a.Health(t.Context()); err != nil { // it is not started again, and has no successor
 		t.Errorf("after the end of main: %v", err)
 	}
 }

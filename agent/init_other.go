@@ -8,10 +8,10 @@ import (
 	"runtime"
 )
 
-func runInit([]string) int     { return onLinux("init") }
-func runAttach([]string) int   { return onLinux("attach") }
-func runConnect([]string) int  { return onLinux("connect") }
-func runHoldDisk([]string) int { return onLinux("hold-disk") }
+func runInit([]string) int    { return onLinux("init") }
+func runAttach([]string) int  { return onLinux("attach") }
+func runConnect([]string) int { return onLinux("connect") }
+func runHold([]string) int    { return onLinux("hold") }
 
 func onLinux(what string) int {
 	fmt.Fprintln(os.Stderr, "sandboxer-agent:", what, "runs on Linux, not on", runtime.GOOS)

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Nothing of the kernel's gets into an archive, also where it is mounted below what is
-// packed.
+// Files of the kernel's file systems do not get into an archive, even if these are
+// mounted below the packed directory.
 func TestTarLeavesTheKernelOut(t *testing.T) {
 	if !isKernels("/proc") || isKernels(t.TempDir()) {
 		t.Error("/proc is no directory of files, a temporary one is")
@@ -29,7 +29,10 @@ func TestTarLeavesTheKernelOut(t *testing.T) {
 	}
 	defer unix.Unmount(at, unix.MNT_DETACH)
 	r, w := io.Pipe()
-	go func() { w.CloseWithError(Tar(w, dir)) }()
+	go func() {
+		_, err := Tar(w, dir)
+		w.CloseWithError(err)
+	}()
 	in := tar.NewReader(r)
 	var names []string
 	for {

@@ -2,5 +2,5 @@
 
 package agent
 
-// isKernels reports whether a directory is of a file system of the kernel's.
+// isKernels reports whether a directory is on a file system of the kernel.
 func isKernels(string) bool { return false }

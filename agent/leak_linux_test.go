@@ -12,8 +12,8 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// TestClientLeavesNothing checks that a client which is closed has no goroutine left,
-// however its calls ended.
+// TestClientLeavesNothing checks that a closed client has no goroutine left, however
+// its calls ended.
 func TestClientLeavesNothing(t *testing.T) {
 	a := startAgent(t)
 	a.Client.Close()

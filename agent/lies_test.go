@@ -23,13 +23,13 @@ import (
 	pb "github.com/sand-boxer/sandboxer/agent/proto/process"
 )
 
-// A liar is a connection to somebody who has taken the agent's place: it answers every
-// request with the same bytes, which never end if forever says what is repeated.
+// A liar is a connection to a process that has taken the agent's place: it answers every
+// request with the same bytes, and then with forever, if set, without end.
 type liar struct {
 	answer  []byte
 	forever []byte
 	drip    bool // one byte at a time, with a pause
-	slow    bool // what is repeated comes with a pause
+	slow    bool // repeats with a pause
 	hold    bool // keeps the connection open after the answer
 }
 
@@ -78,7 +78,7 @@ func (l liar) serve(ctx context.Context, conn net.Conn) {
 	}
 }
 
-// calls are all that a client asks.
+// calls are all calls of a client.
 var calls = map[string]func(context.Context, *Client) error{
 	"Health": func(ctx context.Context, c *Client) error { return c.Health(ctx) },
 	"Init":   func(ctx context.Context, c *Client) error { return c.Init(ctx, Settings{}) },
@@ -96,7 +96,7 @@ var calls = map[string]func(context.Context, *Client) error{
 	"ReadFile": func(ctx context.Context, c *Client) error {
 		r, err := c.ReadFile(ctx, "/f")
 		if err == nil {
-			_, err = io.CopyN(io.Discard, r, 1<<20) // how much is the reader's to say
+			_, err = io.CopyN(io.Discard, r, 1<<20) // the reader decides how much
 			r.Close()
 		}
 		return err
@@ -120,7 +120,7 @@ var calls = map[string]func(context.Context, *Client) error{
 	"MoveFile":   func(ctx context.Context, c *Client) error { return c.MoveFile(ctx, "/a", "/b") },
 	"RemoveFile": func(ctx context.Context, c *Client) error { return c.RemoveFile(ctx, "/a") },
 	"Archive": func(ctx context.Context, c *Client) error {
-		err := c.Archive(ctx, "/d", &atMost{1 << 20}) // how much is the reader's to say
+		err := c.Archive(ctx, "/d", &atMost{1 << 20}) // the reader decides how much
 		if errors.Is(err, io.ErrShortBuffer) {
 			return nil
 		}
@@ -173,7 +173,7 @@ var calls = map[string]func(context.Context, *Client) error{
 	},
 }
 
-// atMost takes so many bytes.
+// atMost accepts this many bytes.
 type atMost struct{ left int }
 
 func (a *atMost) Write(p []byte) (int, error) {
@@ -230,10 +230,10 @@ var lies = map[string]liar{
 	"numbers too large":       {answer: []byte(okJSON + "Content-Length: 40\r\n\r\n" + `{"disk_bytes":1e999,"mem":99999999999999}`)},
 }
 
-// TestLyingAgent asks everything of agents that lie: each call ends, with an error of a
-// Kind that says so, and takes little memory meanwhile.
+// TestLyingAgent makes every call to agents that lie: each call ends, with an error of a
+// fitting Kind, and uses little memory meanwhile.
 func TestLyingAgent(t *testing.T) {
-	// What is no lie to a call that looks at nothing but the status, or at nothing at all.
+	// Answers that are valid for a call that checks only the status, or nothing.
 	fine := map[string][]string{
 		"Health": {"*"}, "Init": {"*"}, "WriteFile": {"*"}, "Unarchive": {"*"},
 		"ReadFile": {"*"}, "Archive": {"*"},
@@ -340,7 +340,8 @@ func FuzzAnswer(f *testing.F) {
 	})
 }
 
-// TestCommandOutOfReach: whose sandbox is known not to answer does not wait for a kill.
+// TestCommandOutOfReach: a call does not wait for a kill in a sandbox that is known not
+// to answer.
 func TestCommandOutOfReach(t *testing.T) {
 	started, err := proto.Marshal(&pb.StartResponse{Event: &pb.ProcessEvent{Event: &pb.ProcessEvent_Start{Start: &pb.ProcessEvent_StartEvent{Pid: 7}}}})
 	if err != nil {
@@ -364,8 +365,8 @@ type writerFunc func([]byte)
 
 func (f writerFunc) Write(p []byte) (int, error) { f(p); return len(p), nil }
 
-// TestDrippingTransfer: what comes by the byte counts as standing still, however long it
-// goes on.
+// TestDrippingTransfer: a transfer byte by byte counts as stalled, however long it
+// continues.
 func TestDrippingTransfer(t *testing.T) {
 	c := liar{answer: []byte(ok + "Content-Length: 1000000000\r\n\r\n"), forever: []byte("x"), slow: true}.client(t, time.Second)
 	r, err := c.ReadFile(t.Context(), "/f")
@@ -378,7 +379,7 @@ func TestDrippingTransfer(t *testing.T) {
 	}
 }
 
-// What is slow on our side, or a lot, goes on.
+// A transfer that is slow on our side, or large, continues.
 func TestSlowReader(t *testing.T) {
 	const size = 20 << 16
 	c := liar{answer: []byte(ok + "Content-Length: " + fmt.Sprint(size) + "\r\n\r\n" + strings.Repeat("x", size)), hold: true}.client(t, time.Second)
@@ -388,7 +389,7 @@ func TestSlowReader(t *testing.T) {
 	}
 	defer r.Close()
 	read := 0
-	for buf := make([]byte, 1<<16); read < size; time.Sleep(60 * time.Millisecond) { // 1.2 s in all, of which the agent takes little
+	for buf := make([]byte, 1<<16); read < size; time.Sleep(60 * time.Millisecond) { // 1.2 s in all, of which the agent uses little
 		n, err := r.Read(buf)
 		if read += n; err != nil && err != io.EOF {
 			t.Fatalf("%d bytes, %v", read, err)

@@ -5,45 +5,44 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"math"
 	"os"
-	"strconv"
-	"strings"
 
 	"github.com/sand-boxer/sandboxer"
 )
 
-// EnvPrefix begins the names of the environment variables that are the agent's. None is handed to
-// a process, and none is for a sandbox's image or its user to set.
+// EnvPrefix is the prefix of the agent's own environment variables. The agent passes none of them to a
+// process, and no image and no user may set one.
 const EnvPrefix = "SANDBOXER_AGENT_"
 
 const usage = `usage: sandboxer-agent COMMAND
 
   init [FLAGS] [-- CMD ARGS…]   serve a sandbox, as its first process (see init -h)
   attach --socket @NAME|/PATH [FLAGS]
-                                be a connection to the agent at a socket, which is started if there
-                                is none, with flags of init
+                                connect standard input and output to the agent at a socket; start the
+                                agent with these flags of init if there is none
   connect --socket @NAME|/PATH [--pid PID]
-                                be a connection to the agent at a socket, which is there, or about
-                                to be
-  hold-disk COMMAND [ARGS…]     be another command of these, such that what it starts cannot get
-                                around a quota of its disk
-  untar [--strip] [--replace] [--owner UID:GID] DIR
+                                connect standard input and output to the agent at a socket, which
+                                must exist or appear soon
+  hold [--disk] COMMAND [ARGS…] run another of these commands; the processes that it starts cannot
+                                make sockets that bypass their network, and with --disk cannot
+                                bypass a quota
+  untar [--strip] [--replace] [--owner USER[:GROUP]] DIR
                                 unpack the tar on standard input below DIR
   tar DIR                       pack DIR to standard output
   mount DIR SRC TARGET [SRC TARGET…]
-                                move what is mounted at SRC to TARGET, which no link leads to, and
-                                cover DIR
-  kernel                        print what the kernel says it is (/proc/version)
+                                move the mount at SRC to TARGET, without following links, and cover
+                                DIR
+  kernel                        print the kernel's version (/proc/version)
   donate [--wake PID] PATH COUNT
                                 hand open connections to the agent listening at donate:PATH
   kill-marked NAME=VALUE SESSION [TAG]
-                                kill what carries this in its environment, the session, and what
-                                has the tag; several are given as so many threes
+                                kill the processes with this environment variable, with this
+                                session, or with this tag; repeat all three for several commands
 `
 
-// Main runs the agent with its arguments (without the program's name) and returns the
-// exit code of the process. Signals and children of the process belong to it while it
-// runs.
+// Main runs the agent with its arguments (without the program's name) and returns the exit code of the
+// process. It takes over signals and child processes of the process while it runs.
 func Main(args []string) int {
 	if len(args) == 0 {
 		fmt.Fprint(os.Stderr, usage)
@@ -56,8 +55,8 @@ func Main(args []string) int {
 		return runAttach(args[1:])
 	case "connect":
 		return runConnect(args[1:])
-	case "hold-disk":
-		return runHoldDisk(args[1:])
+	case "hold":
+		return runHold(args[1:])
 	case "untar":
 		return runUntar(args[1:], os.Stdin)
 	case "tar":
@@ -97,14 +96,12 @@ func runUntar(args []string, in io.Reader) int {
 	fs.BoolVar(&o.Replace, "replace", false, "let files replace existing ones")
 	fs.IntVar(&o.Limits.Entries, "max-entries", 0, "refuse more entries (0 means a million)")
 	fs.Int64Var(&o.Limits.Bytes, "max-bytes", 0, "refuse more content (0 means 64 GiB)")
-	fs.Func("owner", "whom the directory and what is made in it belong to", func(s string) error {
-		uid, gid, ok := strings.Cut(s, ":")
-		u, uerr := strconv.ParseUint(uid, 10, 31)
-		g, gerr := strconv.ParseUint(gid, 10, 31)
-		if !ok || uerr != nil || gerr != nil {
-			return fmt.Errorf("want UID:GID")
+	fs.Func("owner", "owner of the directory and of the new files in it", func(s string) error {
+		u, ok := userDB{"/etc/passwd", "/etc/group"}.lookup(s)
+		if !ok || max(u.uid, u.gid) > math.MaxInt32 {
+			return fmt.Errorf("there is no such user")
 		}
-		o.Owner = &[2]int{int(u), int(g)}
+		o.Owner = &[2]int{int(u.uid), int(u.gid)}
 		return nil
 	})
 	if code, ok := parse(fs, args); !ok {
@@ -131,14 +128,14 @@ func runTar(args []string, out io.Writer) int {
 		return 2
 	}
 	w := bufio.NewWriterSize(out, 256<<10)
-	err := Tar(w, fs.Arg(0))
+	_, err := Tar(w, fs.Arg(0))
 	if err == nil {
 		err = w.Flush()
 	}
 	return report(err)
 }
 
-// parse reports whether to go on, and otherwise the exit code.
+// parse reports whether to continue, and otherwise the exit code.
 func parse(fs *flag.FlagSet, args []string) (int, bool) {
 	switch err := fs.Parse(args); err {
 	case nil:

@@ -12,13 +12,13 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/procs"
 )
 
-// runKillMarked kills what commands started that an adapter begins from outside the
-// sandbox, and cancels so. Each is told by three arguments: every process is killed whose
-// environment contains the first, NAME=VALUE, that belongs to the session that is the
-// second, that descends from its leader or from another such, or whose bounding set of
-// capabilities has the third, in hexadecimal, as tag above those that there are (0: none),
-// until a look finds none: what a command started may have left its process tree and its
-// session and dropped its environment, but takes the tag along.
+// runKillMarked kills everything that cancelled commands started which an adapter began
+// from outside the sandbox. Each command has three arguments: NAME=VALUE in the
+// environment of its processes, its session, and in hexadecimal its tag, above all
+// capabilities in the bounding set (0: none). It kills every process with one of these,
+// and the descendants of such a process or of the session's leader, until a look finds
+// none: a process may have left the tree and the session and dropped its environment, but
+// keeps the tag.
 func runKillMarked(args []string) int {
 	if len(args) == 2 {
 		args = append(args, "0")
@@ -61,11 +61,11 @@ func runKillMarked(args []string) int {
 		env, err := procs.Environ(s.pid, buf)
 		return procs.HasAny(env, marks), err
 	}
-	const rounds = 1000 // a fork bomb that outruns us is the process limit's job
+	const rounds = 1000 // a fork bomb that is faster is left to the process limit
 	for range rounds {
 		n, err := killFamily(marked)
 		if err != nil {
-			fmt.Fprintf(os.Stderr, "sandboxer-agent: the processes cannot be looked at: %v\n", err)
+			fmt.Fprintf(os.Stderr, "sandboxer-agent: the processes cannot be listed: %v\n", err)
 			return 1
 		}
 		if n == 0 {
@@ -76,10 +76,11 @@ func runKillMarked(args []string) int {
 	return 1
 }
 
-// TagShift is where a tag begins in a bounding set: above all capabilities of Linux.
+// TagShift is the first bit of a tag in a bounding set: above all capabilities of Linux.
 const TagShift = 41
 
-// boundTag is the tag in the bounding set of a process, which it cannot drop.
+// boundTag returns the tag in the bounding set of a process, which the process cannot
+// drop.
 func boundTag(pid int) (uint64, error) {
 	data, err := procs.Read(pid, "status")
 	if err != nil {
@@ -94,9 +95,9 @@ func boundTag(pid int) (uint64, error) {
 	return caps >> TagShift, nil
 }
 
-// killFamily kills the processes that are marked and all that descend from them, and
-// returns how many. They are stopped first: who dies leaves children that nobody can tell
-// any more, and who is stopped has none. On an error it killed those that it found.
+// killFamily kills the marked processes and all their descendants, and returns how many.
+// It stops them first: children of a dead process can no longer be recognised, and a
+// stopped process makes none. On an error it has killed those that it found.
 func killFamily(marked func(procStat) (bool, error)) (killed int, err error) {
 	self := os.Getpid()
 	family := map[int]bool{}

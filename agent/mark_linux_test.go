@@ -9,8 +9,7 @@ import (
 	"time"
 )
 
-// What carries the mark is killed also if it is in the middle of an execve, where its
-// environment cannot be seen.
+// A marked process is killed even during an execve, when its environment cannot be seen.
 func TestKillMarkedAmidExec(t *testing.T) {
 	script := t.TempDir() + "/again"
 	if err := os.WriteFile(script, []byte("#!/bin/sh\nexec \"$0\"\n"), 0o755); err != nil {
@@ -26,7 +25,7 @@ func TestKillMarkedAmidExec(t *testing.T) {
 		}
 		ended := make(chan struct{})
 		go func() { defer close(ended); _ = cmd.Wait() }()
-		code := runKillMarked([]string{mark, strconv.Itoa(1 << 30)}) // a session that nobody has
+		code := runKillMarked([]string{mark, strconv.Itoa(1 << 30)}) // a session that no process has
 		select {
 		case <-ended:
 		case <-time.After(time.Minute):
@@ -37,8 +36,8 @@ func TestKillMarkedAmidExec(t *testing.T) {
 	}
 }
 
-// Several commands are ended by one call, each by its environment, session or tag; what is
-// none of theirs goes on.
+// One call ends several commands, each by its environment, session or tag; other processes
+// continue.
 func TestKillMarkedSeveral(t *testing.T) {
 	begin := func(env string) (*exec.Cmd, <-chan struct{}) {
 		t.Helper()

@@ -2,7 +2,7 @@ package agent
 
 import "io/fs"
 
-// unixMode returns the permission bits of m as the wire carries them.
+// unixMode returns the permission bits of m as on the wire.
 func unixMode(m fs.FileMode) uint32 {
 	n := uint32(m.Perm())
 	if m&fs.ModeSetuid != 0 {

@@ -12,9 +12,9 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// runMount moves mounts from below a directory, which nobody sees into then, to where they
-// belong: SRC TARGET pairs, parents before what lies below them. No link leads to a target,
-// whatever is on the way to it: that may be another mount, which others change at the same time.
+// runMount moves mounts out of a directory, which is then hidden, to their targets: pairs SRC
+// TARGET, parents before the targets below them. No link is followed on the way to a target;
+// another mount on the way may change at the same time.
 func runMount(args []string) int {
 	if len(args) < 3 || len(args)%2 == 0 {
 		fmt.Fprintln(os.Stderr, "sandboxer-agent: mount needs a directory, and pairs of SRC and TARGET")
@@ -25,7 +25,7 @@ func runMount(args []string) int {
 			return report(err)
 		}
 	}
-	// A file server that has the directory shows what is mounted in it there, too.
+	// A file server that has the directory also shows what is mounted in it there.
 	return report(os.NewSyscallError("mount", unix.Mount("none", args[0], "tmpfs", unix.MS_RDONLY, "size=4096,mode=0555")))
 }
 
@@ -46,7 +46,7 @@ func moveMount(src, target string) error {
 	return os.NewSyscallError("umount", unix.Unmount(src, unix.UMOUNT_NOFOLLOW))
 }
 
-// mountPoint opens the directory or file target, and makes what is missing of it.
+// mountPoint opens the directory or file target, and makes missing parts of its path.
 func mountPoint(target string, isDir bool) (int, error) {
 	fd, err := unix.Open("/", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -64,14 +64,14 @@ func mountPoint(target string, isDir bool) (int, error) {
 	return fd, nil
 }
 
-// enterMountPoint opens name in the directory fd; whole is what people call it.
+// enterMountPoint opens name in the directory fd; whole is its path for messages.
 func enterMountPoint(fd int, name, whole string, isDir bool) (int, error) {
 	what, how := "a file", 0
 	if isDir {
 		what, how = "a directory", unix.O_DIRECTORY
 	}
 	refuse := func(err error, format string, args ...any) error {
-		return sandboxer.E(sandboxer.Invalid, err, "nothing can be mounted at %s: %s", whole, fmt.Sprintf(format, args...))
+		return sandboxer.E(sandboxer.Invalid, err, "cannot mount at %s: %s", whole, fmt.Sprintf(format, args...))
 	}
 	for try := 0; ; try++ {
 		var st unix.Stat_t
@@ -89,9 +89,9 @@ func enterMountPoint(fd int, name, whole string, isDir bool) (int, error) {
 			case err == nil, errors.Is(err, unix.EEXIST):
 				continue
 			case errors.Is(err, unix.EROFS):
-				return -1, refuse(err, "it is not there, and what it would be in is read-only")
+				return -1, refuse(err, "it does not exist, and its parent directory is read-only")
 			}
-			return -1, refuse(err, "it is not there and cannot be made: %v", err)
+			return -1, refuse(err, "it does not exist and cannot be made: %v", err)
 		}
 		switch kind := st.Mode & unix.S_IFMT; {
 		case err != nil:
@@ -105,7 +105,7 @@ func enterMountPoint(fd int, name, whole string, isDir bool) (int, error) {
 		if err != nil {
 			return -1, refuse(err, "%v", err)
 		}
-		// What was looked at may have been replaced by a link.
+		// A link may have replaced what we checked.
 		var now unix.Stat_t
 		if err := unix.Fstat(next, &now); err != nil || now.Mode&unix.S_IFMT != st.Mode&unix.S_IFMT {
 			unix.Close(next)

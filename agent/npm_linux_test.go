@@ -21,9 +21,9 @@ func TestE2BSDK(t *testing.T) {
 			t.Skip(tool + " is not installed")
 		}
 	}
-	l, err := net.Listen("tcp", DefaultAddress) // the SDK's debug mode knows no other
+	l, err := net.Listen("tcp", DefaultAddress) // the SDK's debug mode has no other address
 	for end := time.Now().Add(time.Minute); err != nil && time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
-		l, err = net.Listen("tcp", DefaultAddress) // it is one of those that the kernel gives to anybody
+		l, err = net.Listen("tcp", DefaultAddress) // any process may get this port from the kernel
 	}
 	if err != nil {
 		t.Skip("the agent's port is in use: ", err)

@@ -19,13 +19,14 @@ import (
 	"github.com/sand-boxer/sandboxer/agent/proto/filesystem/filesystemconnect"
 )
 
-// pidsGroup makes a control group, and returns its directory and what sets its limit of processes.
+// pidsGroup makes a control group, and returns its directory and a function that sets its limit of
+// processes.
 func pidsGroup(t *testing.T) (dir string, limit func(n int)) {
 	t.Helper()
 	parent := "/sys/fs/cgroup/pids"
 	if b, err := os.ReadFile("/sys/fs/cgroup/cgroup.controllers"); err == nil && strings.Contains(string(b), "pids") {
 		parent = "/sys/fs/cgroup"
-		_ = os.WriteFile("/sys/fs/cgroup/cgroup.subtree_control", []byte("+pids"), 0o600) // or it is there
+		_ = os.WriteFile("/sys/fs/cgroup/cgroup.subtree_control", []byte("+pids"), 0o600) // or it is enabled already
 	}
 	dir = filepath.Join(parent, fmt.Sprintf("sbx-agent-%d", os.Getpid()))
 	if err := os.Mkdir(dir, 0o755); err != nil {
@@ -54,9 +55,9 @@ func (p *place) runIn(group string) RunFunc {
 	}
 }
 
-// TestFullOfProcesses: the limit of processes of a container holds for the agent, and for what
-// leads to it, as for what it started. Both live on and serve while there is no room for a single
-// thread more.
+// TestFullOfProcesses: the limit of processes of a container applies to the agent, and to
+// connections to it, as well as to its commands. Both continue to serve while there is no room
+// for a single further thread.
 func TestFullOfProcesses(t *testing.T) {
 	group, limit := pidsGroup(t)
 	p := abstract(t)
@@ -131,7 +132,7 @@ func TestFullOfProcesses(t *testing.T) {
 		})
 	}
 	all.Wait()
-	// Who sends less than was announced holds nobody up.
+	// A caller that sends less than it announced blocks no other.
 	for range 20 {
 		c, err := direct.opts.Dial(ctx)
 		if err != nil {
@@ -161,7 +162,7 @@ func TestFullOfProcesses(t *testing.T) {
 	}
 }
 
-// TestLateAgent: an agent that comes to processes which are there already makes do with what is left.
+// TestLateAgent: an agent that starts after other processes works with the remaining threads.
 func TestLateAgent(t *testing.T) {
 	group, _ := pidsGroup(t)
 	p := abstract(t)
@@ -189,7 +190,7 @@ func TestThreadsWithin(t *testing.T) {
 	}{
 		{32, 32, 2, threadBudget{procs: 2, calls: 2, disk: 4, all: 14}},
 		{32, 32, 64, threadBudget{procs: 2, calls: 2, disk: 4, all: 14}},
-		{32, 16, 2, threadBudget{procs: 1, calls: 1, disk: 1, all: 8}}, // which it has without any making
+		{32, 16, 2, threadBudget{procs: 1, calls: 1, disk: 1, all: 8}}, // which it has without making any
 		{32, 8, 2, threadBudget{procs: 1, calls: 1, disk: 1, all: 0}},
 		{1, 1, 64, threadBudget{procs: 1, calls: 1, disk: 1, all: -7}},
 		{2048, 2048, 2, threadBudget{procs: 2, calls: 4, disk: 14, all: 26}},
@@ -201,7 +202,8 @@ func TestThreadsWithin(t *testing.T) {
 	}
 }
 
-// TestGate: who gave up while waiting does nothing, and what waits for its caller lets others in.
+// TestGate: a call that was abandoned while it waited does nothing, and a call that waits for its
+// caller lets others in.
 func TestGate(t *testing.T) {
 	g := make(gate, 1)
 	g.enter()
@@ -215,7 +217,7 @@ func TestGate(t *testing.T) {
 		t.Fatal("it is held by who gave up")
 	}
 
-	// Whom a command belongs to has left: it is killed within the gate, as it looks at all processes.
+	// The command's caller has left: it is killed within the gate, as that reads all processes.
 	tab := newTable(1 << 10)
 	tab.disk = g
 	p := &process{t: tab, done: make(chan struct{})}
@@ -232,7 +234,7 @@ func TestGate(t *testing.T) {
 	<-killed
 }
 
-// An endingContext ends after it was asked once whether it has.
+// An endingContext ends after its first Err call.
 type endingContext struct {
 	context.Context
 	asked bool
@@ -246,7 +248,7 @@ func (c *endingContext) Err() error {
 	return context.Canceled
 }
 
-// TestGateAtTheLastMoment: whose context ends while it enters is within, or holds nothing.
+// TestGateAtTheLastMoment: a call whose context ends while it enters is inside, or holds nothing.
 func TestGateAtTheLastMoment(t *testing.T) {
 	g := make(gate, 1)
 	if err := g.enterUntil(&endingContext{Context: t.Context()}); (err == nil) != (len(g) == 1) {

@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// A connection of pipes serves request after request: the server ends its waiting read
-// after each by a deadline, and must recognise that.
+// A connection of pipes serves request after request: after each the server ends its
+// waiting read by a deadline, and must recognise that.
 func TestPipeConnServesRequests(t *testing.T) {
 	ours, theirs, err := Pipes()
 	if err != nil {

@@ -25,7 +25,7 @@ func (s processService) List(ctx context.Context, _ *connect.Request[pb.ListRequ
 	return connect.NewResponse(res), nil
 }
 
-// prepare turns a request into what the table runs.
+// prepare turns a request into a command for the table.
 func (s *server) prepare(cfg *pb.ProcessConfig, u user) (command, error) {
 	args := append([]string{cfg.GetCmd()}, cfg.GetArgs()...)
 	for _, a := range args {
@@ -78,7 +78,7 @@ func (s processService) Start(ctx context.Context, req *connect.Request[pb.Start
 	if err != nil {
 		return err
 	}
-	// The caller's deadline is the process's, whether or not the caller stays.
+	// The caller's deadline applies to the process, even if the caller leaves.
 	if at, ok := ctx.Deadline(); ok {
 		p.killAt(at)
 	}
@@ -121,7 +121,7 @@ func keepaliveOf(h http.Header) time.Duration {
 	return defaultKeepalive
 }
 
-// follow sends the life of a process: start, data, end, and a sign of life in long
+// follow sends the life of a process: start, data, end, and keepalives in long
 // silences.
 func (s processService) follow(ctx context.Context, sub *subscriber, h http.Header, send func(*pb.ProcessEvent) error) error {
 	defer sub.close()
@@ -202,7 +202,7 @@ func winSize(p *pb.PTY) *sandboxer.WinSize {
 	return size
 }
 
-// find looks a process up, also one that has ended if that will do.
+// find looks up a process; with ended also one that has ended.
 func (s processService) find(sel *pb.ProcessSelector, ended bool) (*process, error) {
 	switch sel := sel.GetSelector().(type) {
 	case *pb.ProcessSelector_Pid:

@@ -14,8 +14,8 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/halfclose"
 )
 
-// serveRelay turns the connection of the request into one to a port of the sandbox,
-// also to a port that listens on the loopback only.
+// serveRelay turns the request's connection into one to a port of the sandbox,
+// including ports on the loopback only.
 func (s *server) serveRelay(w http.ResponseWriter, r *http.Request) {
 	port, err := strconv.ParseUint(r.URL.Query().Get("port"), 10, 16)
 	if err != nil || port == 0 {
@@ -23,7 +23,7 @@ func (s *server) serveRelay(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if r.ProtoMajor != 1 || r.Header.Get("Upgrade") != relayName {
-		writeFailure(w, sandboxer.E(sandboxer.Invalid, nil, "ask for an upgrade to %q over HTTP/1.1", relayName))
+		writeFailure(w, sandboxer.E(sandboxer.Invalid, nil, "request an upgrade to %q over HTTP/1.1", relayName))
 		return
 	}
 	target, err := dialLoopback(r.Context(), int(port))
@@ -58,7 +58,7 @@ func (s *server) serveRelay(w http.ResponseWriter, r *http.Request) {
 	wg.Wait()
 }
 
-// passEnd passes the end of one direction on; a broken direction ends both.
+// passEnd forwards the end of one direction; a broken direction ends both.
 func passEnd(c net.Conn, err error) {
 	if err != nil || errors.Is(halfclose.CloseWrite(c), errors.ErrUnsupported) {
 		c.Close()

@@ -20,8 +20,8 @@ type ring struct {
 	segs []segment
 }
 
-// A segment is a run of bytes of one stream, up to position end; it begins where the
-// one before it ends.
+// A segment is a run of bytes of one stream, up to position end; it begins at the end
+// of the previous one.
 type segment struct {
 	end uint64
 	src stream
@@ -32,8 +32,8 @@ const (
 	maxSegments = 8 << 10 // bounds the cost of output that alternates between streams
 )
 
-// space returns room for the next bytes: contiguous, and over nothing that lies at or
-// after pinned. It is empty when everything that is kept is pinned.
+// space returns room for the next bytes: contiguous, and before anything at or after
+// pinned. It is empty when everything that is kept is pinned.
 func (r *ring) space(pinned uint64) []byte {
 	if used := r.end - r.base; used == uint64(len(r.buf)) && len(r.buf) < r.max {
 		r.grow()
@@ -61,8 +61,7 @@ func (r *ring) grow() {
 	r.buf = buf
 }
 
-// at returns the kept bytes from position p as far as they are contiguous, at most to
-// position end.
+// at returns the contiguous kept bytes from position p, at most to position end.
 func (r *ring) at(p, end uint64) []byte {
 	i := p % uint64(len(r.buf))
 	return r.buf[i:min(i+end-p, uint64(len(r.buf)))]
@@ -89,8 +88,8 @@ func (r *ring) commit(n int, src stream) {
 	}
 }
 
-// read copies output from position p into dst: a run of one stream. It returns how
-// much, and of which stream.
+// read copies output from position p into dst: a run of one stream. It returns the
+// length and the stream.
 func (r *ring) read(p uint64, dst []byte) (int, stream) {
 	lo, hi := 0, len(r.segs)
 	for lo < hi { // the first segment that ends after p

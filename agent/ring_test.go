@@ -63,7 +63,7 @@ func TestRing(t *testing.T) {
 	})
 }
 
-// TestRingAlternating bounds what many tiny pieces cost.
+// TestRingAlternating bounds the cost of many tiny pieces.
 func TestRingAlternating(t *testing.T) {
 	r := ring{max: 1 << 20}
 	for i := range 100_000 {

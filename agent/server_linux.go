@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"context"
 	"crypto/rand"
 	"crypto/sha256"
 	"crypto/subtle"
@@ -35,10 +34,12 @@ type server struct {
 	fuse  *fuse
 	procs *table
 	gates
-	users userDB
-	log   *slog.Logger
-	base  []string // environment of every process, under the user's own
-	id    string   // tells our processes' marks from those of other agents
+	users  userDB
+	log    *slog.Logger
+	drafts drafts
+	listed dirNames
+	base   []string // environment of every process, under the user's own
+	id     string   // distinguishes the marks of our processes from those of other agents
 
 	mu      sync.RWMutex
 	set     settings
@@ -53,10 +54,10 @@ type server struct {
 
 // settings are what POST /init can change.
 type settings struct {
-	token   string            // empty: everybody is let in
+	token   string            // empty: any caller is accepted
 	env     map[string]string // of every process, over the user's own
-	user    string            // whoever does not name one
-	workdir string            // where processes start that do not say; empty means the user's home
+	user    string            // of callers that name none
+	workdir string            // where processes start by default; empty means the user's home
 }
 
 func newServer(set settings, base []string, ringMax int, log *slog.Logger) *server {
@@ -74,8 +75,8 @@ func (s *server) settings() settings {
 	return s.set
 }
 
-// ServeHTTP builds the handlers with the first request, because nobody waits for them
-// while a sandbox is being created.
+// ServeHTTP builds the handlers for the first request, so that creating a sandbox does not
+// wait for them.
 func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.once.Do(s.build)
 	s.handler.ServeHTTP(w, r)
@@ -153,31 +154,8 @@ func writeJSON(w http.ResponseWriter, v any) {
 	_, _ = w.Write(body)
 }
 
-// writeFailure answers err on a plain endpoint.
-func writeFailure(w http.ResponseWriter, err error) {
-	err = fileError(err)
-	kind := sandboxer.KindOf(err)
-	w.Header().Set(kindHeader, string(kind))
-	status := http.StatusInternalServerError
-	switch kind {
-	case sandboxer.Invalid, sandboxer.Conflict:
-		status = http.StatusBadRequest
-	case sandboxer.Unauthenticated:
-		status = http.StatusUnauthorized
-	case sandboxer.Denied:
-		status = http.StatusForbidden
-	case sandboxer.NotFound:
-		status = http.StatusNotFound
-	case sandboxer.Exhausted:
-		status = http.StatusInsufficientStorage
-	case sandboxer.Unavailable:
-		status = http.StatusBadGateway
-	}
-	writeError(w, status, "%s", err.Error())
-}
-
-// serveInit takes the settings from whoever runs the sandbox. While a token is set it
-// is demanded; an older order than the last one is accepted and ignored.
+// serveInit takes settings from the broker. While a token is set the caller needs it; an
+// init older than the last one is accepted and ignored.
 func (s *server) serveInit(w http.ResponseWriter, r *http.Request) {
 	if !s.hasToken(r) {
 		writeError(w, http.StatusUnauthorized, "unauthorized access: the sandbox has been initialized with another access token")
@@ -198,7 +176,7 @@ func (s *server) serveInit(w http.ResponseWriter, r *http.Request) {
 		writeError(w, http.StatusBadRequest, "the body is not the JSON expected here: %v", err)
 		return
 	case req.AccessToken != nil && *req.AccessToken == "":
-		writeError(w, http.StatusBadRequest, "the access token is empty: leave it out to keep the present one")
+		writeError(w, http.StatusBadRequest, "the access token is empty: leave it out to keep the current one")
 		return
 	case req.DefaultWorkdir != nil && *req.DefaultWorkdir != "" && !filepath.IsAbs(*req.DefaultWorkdir):
 		writeError(w, http.StatusBadRequest, "defaultWorkdir %q is not absolute", *req.DefaultWorkdir)
@@ -247,7 +225,7 @@ func (s *server) serveEnvs(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, env)
 }
 
-// userOf finds a user of the sandbox; the empty name means the default one.
+// userOf finds a user of the sandbox; an empty name means the default user.
 func (s *server) userOf(name string) (user, error) {
 	if name == "" {
 		name = s.settings().user
@@ -265,9 +243,6 @@ func (s *server) userOf(name string) (user, error) {
 	}
 	return u, nil
 }
-
-// errNoUser marks errors about users, which the wire calls unauthenticated.
-var errNoUser = errors.New("no such user")
 
 // rpcUser is the user that a call names in its Basic credentials, without password.
 func (s *server) rpcUser(h http.Header) (user, error) {
@@ -287,8 +262,8 @@ func (s *server) rpcUser(h http.Header) (user, error) {
 	return s.userOf(name)
 }
 
-// resolve makes a path of a request absolute: relative to the default directory or
-// the user's home, with ~ meaning the latter.
+// resolve makes a path of a request absolute: relative to the default directory or to
+// the user's home, which ~ also means.
 func (s *server) resolve(path string, u user) (string, error) {
 	if strings.ContainsRune(path, 0) {
 		return "", sandboxer.E(sandboxer.Invalid, nil, "the path contains a NUL byte")
@@ -308,8 +283,8 @@ func (s *server) resolve(path string, u user) (string, error) {
 	return filepath.Join(dir, path), nil
 }
 
-// environ is the environment of a process: what the agent was started with, the
-// user's own, the sandbox's, the request's.
+// environ is the environment of a process: that of the agent, the user's, the
+// sandbox's, the request's.
 func (s *server) environ(u user, extra map[string]string, mark string) []string {
 	set := s.settings()
 	env := make([]string, 0, len(s.base)+4+len(set.env)+len(extra))
@@ -339,8 +314,8 @@ func (s *server) environ(u user, extra map[string]string, mark string) []string 
 	return env
 }
 
-// workdir is where a process starts. A directory that somebody asked for must exist;
-// a home that the image lacks is no reason not to run.
+// workdir is where a process starts. A directory that the caller asked for must exist;
+// without its home from the image the process starts anyway.
 func (s *server) workdir(asked string, u user) (string, error) {
 	dir, err := s.resolve(asked, u)
 	if err != nil {
@@ -360,137 +335,15 @@ func (s *server) workdir(asked string, u user) (string, error) {
 	return "", sandboxer.E(sandboxer.Invalid, err, "cwd '%s' cannot be used", dir)
 }
 
-// errorInterceptor gives every failure its code on the wire, and its Kind in the
-// metadata for clients of ours.
-type errorInterceptor struct{}
-
-func (errorInterceptor) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
-	return func(ctx context.Context, req connect.AnyRequest) (connect.AnyResponse, error) {
-		res, err := next(ctx, req)
-		return res, wireError(err)
-	}
-}
-
-func (errorInterceptor) WrapStreamingClient(next connect.StreamingClientFunc) connect.StreamingClientFunc {
-	return next
-}
-
-func (errorInterceptor) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
-	return func(ctx context.Context, conn connect.StreamingHandlerConn) error {
-		return wireError(next(ctx, conn))
-	}
-}
-
-func wireError(err error) error {
-	if err == nil {
-		return nil
-	}
-	var ce *connect.Error
-	if errors.As(err, &ce) {
-		return err
-	}
-	var start *sandboxer.StartError
-	if errors.As(err, &start) {
-		code := connect.CodeNotFound
-		if start.Code != sandboxer.ExitNotFound {
-			code = connect.CodePermissionDenied
-		}
-		ce = connect.NewError(code, start)
-		ce.Meta().Set(exitHeader, strconv.Itoa(start.Code))
-		return ce
-	}
-	err = fileError(err)
-	kind := sandboxer.KindOf(err)
-	code := connect.CodeInternal
-	switch kind {
-	case sandboxer.Invalid:
-		code = connect.CodeInvalidArgument
-		if errors.Is(err, errNoUser) {
-			code = connect.CodeUnauthenticated
-		}
-	case sandboxer.Denied:
-		code = connect.CodePermissionDenied
-	case sandboxer.NotFound:
-		code = connect.CodeNotFound
-	case sandboxer.Conflict:
-		code = connect.CodeFailedPrecondition
-		if errors.Is(err, fs.ErrExist) {
-			code = connect.CodeAlreadyExists
-		}
-	case sandboxer.Exhausted:
-		code = connect.CodeResourceExhausted
-	case sandboxer.Unsupported:
-		code = connect.CodeUnimplemented
-	case sandboxer.Unavailable:
-		code = connect.CodeUnavailable
-	case sandboxer.Timeout:
-		code = connect.CodeDeadlineExceeded
-	case sandboxer.Canceled:
-		code = connect.CodeCanceled
-	}
-	var se *sandboxer.Error
-	msg := err.Error()
-	if errors.As(err, &se) {
-		msg = se.Msg
-	}
-	ce = connect.NewError(code, errors.New(msg))
-	ce.Meta().Set(kindHeader, string(kind))
-	return ce
-}
-
-// fileError gives an error of the file system its Kind.
-func fileError(err error) error {
-	var e *sandboxer.Error
-	if errors.As(err, &e) {
-		return err
-	}
-	var pe *fs.PathError
-	var le *os.LinkError
-	what := err.Error()
-	switch {
-	case errors.As(err, &pe):
-		what = fmt.Sprintf("path '%s': %v", pe.Path, pe.Err)
-	case errors.As(err, &le):
-		what = fmt.Sprintf("'%s' to '%s': %v", le.Old, le.New, le.Err)
-	}
-	for _, m := range [...]struct {
-		target error
-		kind   sandboxer.Kind
-	}{
-		{fs.ErrNotExist, sandboxer.NotFound},
-		{fs.ErrExist, sandboxer.Conflict},
-		{fs.ErrPermission, sandboxer.Denied},
-		{unix.EROFS, sandboxer.Denied},
-		{unix.ENOSPC, sandboxer.Exhausted},
-		{unix.EDQUOT, sandboxer.Exhausted},
-		{unix.EMFILE, sandboxer.Exhausted},
-		{unix.ENOTDIR, sandboxer.Invalid},
-		{unix.EISDIR, sandboxer.Invalid},
-		{unix.ENAMETOOLONG, sandboxer.Invalid},
-		{unix.ELOOP, sandboxer.Invalid},
-		{unix.EINVAL, sandboxer.Invalid},
-		{unix.EXDEV, sandboxer.Invalid},
-		{unix.ETXTBSY, sandboxer.Conflict},
-		{unix.EBUSY, sandboxer.Conflict},
-		{context.DeadlineExceeded, sandboxer.Timeout},
-		{context.Canceled, sandboxer.Canceled},
-	} {
-		if errors.Is(err, m.target) {
-			return sandboxer.E(m.kind, err, "%s", what)
-		}
-	}
-	return sandboxer.E(sandboxer.Internal, err, "%s", what)
-}
-
-// headTime is how long whoever connects by himself may take for the head of a request.
+// headTime is how long a caller that connects to us may take for the head of a request.
 const headTime = 30 * time.Second
 
-// servers are those of s's wire: for connections that somebody made, and for those that were
-// handed over. The first request on the latter may come at any time, and a time for it
-// would be over, too, where the agent has not had the processor.
+// servers are those of s's wire: for connections that callers made, and for those that were
+// handed over. The first request on the latter may come at any time, and a time limit could
+// also expire because the agent has had no processor time.
 type servers struct {
 	made, donated *http.Server
-	calls         gate // of the connections that somebody made
+	calls         gate // of the connections that callers made
 }
 
 func (s *server) servers(head time.Duration) servers {
@@ -504,8 +357,8 @@ func (s servers) serve(l net.Listener) error {
 	return s.made.Serve(s.calls.listener(l))
 }
 
-// httpServer makes a server of s's wire: HTTP/1.1, and HTTP/2 without TLS. The time for the
-// head of a request may be 0, which is no limit.
+// httpServer makes a server of s's wire: HTTP/1.1, and HTTP/2 without TLS. The time limit
+// for the head of a request may be 0, which means none.
 func (s *server) httpServer(head time.Duration) *http.Server {
 	var p http.Protocols
 	p.SetHTTP1(true)
@@ -524,7 +377,7 @@ func (s *server) httpServer(head time.Duration) *http.Server {
 	}
 }
 
-// listen opens one of the addresses of init.
+// listen opens one of init's addresses.
 func listen(addr string) (net.Listener, error) {
 	if path, ok := strings.CutPrefix(addr, donatePrefix); ok {
 		return listenDonated(path)
@@ -533,7 +386,7 @@ func listen(addr string) (net.Listener, error) {
 		return listenOwn(name)
 	}
 	if path, ok := strings.CutPrefix(addr, "unix:"); ok {
-		// A socket left by an agent that was killed would be in the way.
+		// Remove a socket that a killed agent left.
 		if fi, err := os.Lstat(path); err == nil && fi.Mode()&fs.ModeSocket != 0 {
 			_ = os.Remove(path)
 		}

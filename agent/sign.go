@@ -7,10 +7,10 @@ import (
 	"time"
 )
 
-// Sign returns the signature with which a URL of the agent's /files is used without
-// the access token. The operation is "read" or "write"; path and user stand exactly as
-// in the query, the user empty when there is none. A zero time never expires;
-// otherwise the query must carry signature_expiration in seconds since 1970.
+// Sign returns the signature of a URL of the agent's /files that is used without the access token. The
+// operation is "read" or "write"; path and user are exactly as in the query, with an empty user if
+// there is none. A zero time never expires; otherwise the query must carry signature_expiration in
+// seconds since 1970.
 func Sign(token, operation, path, user string, expires time.Time) string {
 	text := path + ":" + operation + ":" + user + ":" + token
 	if !expires.IsZero() {

@@ -9,8 +9,8 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// signals are those of Linux by number: the name without SIG, and the text in which
-// the wire reports a process that one of them ended.
+// signals are those of Linux by number: the name without SIG, and the wire's text about a
+// process that one of them ended.
 var signals = [...]struct{ name, text string }{
 	1:  {"HUP", "hangup"},
 	2:  {"INT", "interrupt"},
@@ -47,8 +47,8 @@ var signals = [...]struct{ name, text string }{
 
 const signalStatus = "signal: "
 
-// memoryStatus ends the text about a process that ended by the memory limit, itself or by
-// what it ran.
+// memoryStatus ends the text about a process that the memory limit ended, or whose child
+// it ended.
 const memoryStatus = " (out of memory)"
 
 func signalText(n int) string {
@@ -58,7 +58,7 @@ func signalText(n int) string {
 	return "signal " + strconv.Itoa(n)
 }
 
-// exitOf translates the wire's end of a process.
+// exitOf translates a process's end from the wire.
 func exitOf(code int, exited bool, status string) sandboxer.Exit {
 	status, memory := strings.CutSuffix(status, memoryStatus)
 	x := exitWithin(code, exited, status)
@@ -86,8 +86,8 @@ func exitWithin(code int, exited bool, status string) sandboxer.Exit {
 	return sandboxer.Exit{Code: 255}
 }
 
-// signalNumber is the number that sig has on Linux, which is not always the one of
-// the system that this client runs on; 0 means unknown there.
+// signalNumber is the number of sig on Linux, which may differ from that of this
+// client's system; 0 means unknown there.
 func signalNumber(sig os.Signal) int {
 	s, ok := sig.(syscall.Signal)
 	if !ok {

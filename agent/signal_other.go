@@ -4,8 +4,8 @@ package agent
 
 import "syscall"
 
-// linuxSignal translates the signals that a client's terminal can produce; the
-// others have different numbers from system to system and no portable name here.
+// linuxSignal translates the signals that a client's terminal can send; the
+// others have a different number on each system and no portable name here.
 func linuxSignal(s syscall.Signal) int {
 	switch s {
 	case syscall.SIGHUP:

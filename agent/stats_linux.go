@@ -19,7 +19,7 @@ import (
 func (s *server) serveStats(w http.ResponseWriter, r *http.Request) { writeJSON(w, s.measure()) }
 
 // oomKills returns how many processes of our control group were killed for its memory limit; -1
-// if that is not known. It is asked for with every command, and is cheap.
+// if unknown. Every command asks for it; it is cheap.
 func oomKills() int64 {
 	b, err := os.ReadFile("/proc/self/cgroup")
 	if err != nil {
@@ -56,8 +56,8 @@ func oomKills() int64 {
 	return -1
 }
 
-// measure reads the consumption of the sandbox: of our control group where there is
-// one, else of all processes that we see.
+// measure reads the consumption of the sandbox: of our control group if there is one,
+// else of all visible processes.
 func (s *server) measure() sandboxer.Stats {
 	st := sandboxer.Stats{At: time.Now().UTC(), CPU: -1, MemoryBytes: -1, DiskBytes: -1, PIDs: -1, RxBytes: -1, TxBytes: -1}
 	if g, ok := ownGroup(); ok {
@@ -152,12 +152,12 @@ func readInt(file string) int64 {
 	return n
 }
 
-// sumProcesses adds up what the process list says. The time of processes that have
-// ended is in the account of whoever waited for them, which is in the end us.
+// sumProcesses adds up the process list. The time of an ended process is in the account
+// of its reaper, which in the end is this process.
 func sumProcesses() (cpu time.Duration, memory, n int64) {
 	const tick = time.Second / 100 // USER_HZ is 100 on every port of Linux
 	var ticks int64
-	all, _ := readProcesses() // of what cannot be looked at nothing is counted
+	all, _ := readProcesses() // processes that cannot be read count as nothing
 	for _, p := range all {
 		if p.dead {
 			continue
@@ -194,7 +194,7 @@ func network() (rx, tx int64, ok bool) {
 	return rx, tx, true
 }
 
-// A cpuMeter turns cumulative processor time into a share since it was last asked.
+// A cpuMeter turns cumulative processor time into a share since its last call.
 type cpuMeter struct {
 	mu   sync.Mutex
 	at   time.Time
@@ -212,7 +212,7 @@ func (m *cpuMeter) share(now time.Time, used time.Duration) float64 {
 	return math.Round(10000*float64(used-before)/float64(now.Sub(last))) / 100
 }
 
-// serveMetrics answers in the form that clients of the E2B data plane know.
+// serveMetrics answers in the form that E2B clients know.
 func (s *server) serveMetrics(w http.ResponseWriter, r *http.Request) {
 	st := s.measure()
 	total, cached := meminfo()

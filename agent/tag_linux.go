@@ -9,19 +9,19 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/procs"
 )
 
-// A tag is what tells the processes of a command also where they have left its session,
-// dropped its environment and lost their parent: a limit on resident memory, which no
-// Linux heeds any more, and gVisor never did.
+// A tag identifies a command's processes even if they have left its session, dropped
+// its environment and lost their parent: a limit on resident memory, which Linux no
+// longer enforces, and gVisor never did.
 
-// tagOf is the tag of a mark.
+// tagOf returns the tag of a mark.
 func tagOf(mark string) uint64 {
 	h := fnv.New64a()
 	_, _ = io.WriteString(h, mark)
-	return h.Sum64()>>3 | 1<<60 // a limit, and more memory than there is
+	return h.Sum64()>>3 | 1<<60 // a limit above any real memory
 }
 
-// tagged starts a program with the tag of mark, if it has one. It goes on without where
-// the limit cannot be had.
+// tagged starts a program with the tag of mark, if it has one. If the limit cannot be
+// set, it starts the program without.
 func (t *table) tagged(mark string, start func() (int, error)) (pid int, err error) {
 	t.tagging.Lock()
 	defer t.tagging.Unlock()

@@ -42,7 +42,7 @@ func (f newFile) finish(owner *[2]int, mode fs.FileMode, at time.Time) error {
 			return err
 		}
 	}
-	// The creation mode went through the umask.
+	// The umask applied to the creation mode.
 	if fi, err := f.Stat(); err != nil || fi.Mode().Perm() != mode {
 		if err := f.Chmod(mode); err != nil {
 			return err

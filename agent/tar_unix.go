@@ -34,8 +34,8 @@ func sameDevice(in, fi fs.FileInfo) bool {
 	return aok && bok && a.Dev == b.Dev
 }
 
-// A fileMaker makes files in one directory, with no more system calls than it takes: in a
-// sandbox, each may cost what a small file does.
+// A fileMaker makes files in one directory, with as few system calls as possible: in a
+// sandbox, each may cost as much as a small file.
 type fileMaker struct{ dir *os.File }
 
 func newFileMaker(root *os.Root) (fileMaker, error) {
@@ -45,7 +45,8 @@ func newFileMaker(root *os.Root) (fileMaker, error) {
 
 func (m fileMaker) close() { m.dir.Close() }
 
-// create makes the file base, which must be a name without slashes, and not there yet.
+// create makes the file base, which must be a name without slashes, and must not exist
+// yet.
 func (m fileMaker) create(base string, mode fs.FileMode) (newFile, error) {
 	f := newFile{dir: int(m.dir.Fd()), base: base}
 	var err error
@@ -87,7 +88,7 @@ func (f newFile) close() error {
 	return nil
 }
 
-// finish gives it an owner, if that is not nil, a mode and a time, if that is not zero.
+// finish sets an owner, if that is not nil, a mode and a time, if that is not zero.
 func (f newFile) finish(owner *[2]int, mode fs.FileMode, at time.Time) error {
 	failed := func(op string, err error) error { return &fs.PathError{Op: op, Path: f.base, Err: err} }
 	var st unix.Stat_t
@@ -99,7 +100,7 @@ func (f newFile) finish(owner *[2]int, mode fs.FileMode, at time.Time) error {
 			return failed("chown", err)
 		}
 	}
-	if uint32(st.Mode)&0o7777 != uint32(mode) { // the creation mode went through the umask
+	if uint32(st.Mode)&0o7777 != uint32(mode) { // the umask applied to the creation mode
 		if err := unix.Fchmod(f.fd, uint32(mode)); err != nil {
 			return failed("chmod", err)
 		}

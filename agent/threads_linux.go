@@ -18,41 +18,41 @@ import (
 	"github.com/sand-boxer/sandboxer/agent/proto/process/processconnect"
 )
 
-// A container's limit of processes counts threads, and it holds for the agent too. Go ends a
-// program that needs one more thread and gets none, so that whoever fills a container with
-// processes would end its agent, and with it the sandbox. Therefore the agent makes its threads
-// before it starts anything, of which the runtime keeps those that are idle, and is within no more
-// calls of the kernel at once than these are enough for. A call that waits for a disk holds its
-// thread meanwhile, and so does one that waits for nothing, on a busy machine. What waits for a
-// connection, a pipe or a terminal does so in the runtime's poller, and holds none.
+// A container's limit of processes counts threads, including the agent's. Go ends a program that
+// needs one more thread and gets none, so a container full of processes would end its agent, and
+// with it the sandbox. Therefore the agent makes its threads before it starts anything, and the
+// runtime keeps idle ones; and it bounds its concurrent calls of the kernel to the number of these
+// threads. A call that waits for a disk holds its thread meanwhile, and so does a call that waits
+// for nothing, on a busy machine. Waiting for a connection, a pipe or a terminal happens in the
+// runtime's poller, and holds no thread.
 //
-// Where the agent is above the limit (reserve), all this is left out.
+// An agent above the limit (reserve) does none of this.
 
 const (
-	// ownThreads are those of the runtime, beside one for each processor that it uses: its
-	// monitor, its poller, those for signals and for what is bound to a thread, and some for
-	// what is not counted here.
+	// ownThreads are those of the runtime, in addition to one for each processor that it uses: its
+	// monitor, its poller, those for signals and for goroutines bound to a thread, and some for
+	// uncounted uses.
 	ownThreads = 6
-	// callThreads are for calls that wait for nothing, where the limit leaves room, and one for
-	// every second processor where those are more.
+	// callThreads are for calls that wait for nothing, if the limit leaves room; or one for every
+	// second processor, if that is more.
 	callThreads = 4
-	// diskThreads are for calls that wait for a disk, where the limit leaves room.
+	// diskThreads are for calls that wait for a disk, if the limit leaves room.
 	diskThreads = 14
-	// relayProcs and relayThreads are what a connection to the agent uses, which is a process inside
-	// too: no more, also on a machine of many processors.
+	// relayProcs and relayThreads are what a connection to the agent uses, which is also a process
+	// inside: no more, even on a machine with many processors.
 	relayProcs   = 2
 	relayThreads = 5
-	// spareThreads are left to who leads to the agent, and to what is there already.
+	// spareThreads are left for processes that connect to the agent, and for existing ones.
 	spareThreads = relayThreads + 3
 )
 
-// A threadBudget is what the agent uses of a limit of processes: processors, calls of each kind at
-// once, and threads in all.
+// A threadBudget is the agent's share of a limit of processes: processors, concurrent calls of each
+// kind, and threads in all.
 type threadBudget struct{ procs, calls, disk, all int }
 
-// threadsWithin is the budget within a limit, of which so many are free for the agent: at most
-// seven of sixteen of it, since what leads to the agent is inside, too. With less than nine it is
-// not enough for all that may come.
+// threadsWithin is the budget within a limit with this many free threads: at most seven sixteenths
+// of the limit, since connections to the agent run inside, too. With less than nine threads some
+// calls may get none.
 func threadsWithin(limit, free, procs int) threadBudget {
 	most := min(limit*7/16, free-spareThreads)
 	b := threadBudget{procs: max(1, min(procs, most/7))}
@@ -63,9 +63,9 @@ func threadsWithin(limit, free, procs int) threadBudget {
 	return b
 }
 
-// pidsLimit is the least limit of processes of our control group and of those that it is in, as far
-// as they can be seen, and how many are left at least; 0 where there is none. Inside of a container
-// the name of the group may be that of outside, where the root is the group.
+// pidsLimit is the least limit of processes of our control group and its parents, as far as they are
+// visible, and the least number left; 0 if there is none. In a container the group may have its
+// outside name, although the visible root is the group itself.
 func pidsLimit() (limit, left int) {
 	b, _ := os.ReadFile("/proc/self/cgroup")
 	for line := range strings.Lines(string(b)) {
@@ -92,7 +92,7 @@ func pidsLimit() (limit, left int) {
 	return limit, left
 }
 
-// makeThreads has this process have n threads at least, which stay.
+// makeThreads gives this process at least n threads, which stay.
 func makeThreads(n int) {
 	release := make(chan struct{})
 	defer close(release)
@@ -111,14 +111,14 @@ func makeThreads(n int) {
 	}
 }
 
-// limitRelay keeps a connection to the agent within what it uses.
+// limitRelay keeps a connection to the agent within its threads.
 func limitRelay() {
 	runtime.GOMAXPROCS(min(runtime.GOMAXPROCS(0), relayProcs))
 	makeThreads(relayThreads)
 }
 
-// waitable is f, one of our standard streams, so that who waits for it holds no thread, until
-// undone. Terminals stay as they are: others read from them too.
+// waitable returns f, one of our standard streams, such that waiting for it holds no thread, until
+// undo. Terminals stay as they are: other processes read them, too.
 func waitable(f *os.File) (_ *os.File, undo func()) {
 	fi, err := f.Stat()
 	fd := int(f.Fd())
@@ -129,7 +129,7 @@ func waitable(f *os.File) (_ *os.File, undo func()) {
 	switch is, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0); {
 	case err != nil:
 		return f, func() {}
-	case is&unix.O_NONBLOCK != 0: // also since both are one socket
+	case is&unix.O_NONBLOCK != 0: // also if both are one socket
 		undo = func() {}
 	case unix.SetNonblock(fd, true) != nil:
 		return f, func() {}
@@ -150,18 +150,18 @@ func (s *server) limitThreads() {
 	s.procs.gates = s.gates
 }
 
-// threads is how many this process has.
+// threads is how many threads this process has.
 func threads() int {
 	all, _ := os.ReadDir("/proc/self/task")
 	return len(all)
 }
 
-// gates are those of calls of the kernel that wait for a disk, and of those that wait for nothing.
+// gates bound the kernel calls that wait for a disk, and those that wait for nothing.
 type gates struct{ disk, calls gate }
 
-// A gate bounds how many goroutines are within calls of the kernel at once; nil is no bound. Who
-// is within waits for nothing else, least of all for a caller, or for a lock under which others
-// enter.
+// A gate bounds how many goroutines are in kernel calls at once; nil is no bound. A goroutine inside
+// must not wait for anything else, least of all for a caller, or for a lock that is held while
+// entering.
 type gate chan struct{}
 
 func (g gate) enter() { _ = g.enterUntil(context.Background()) }
@@ -176,7 +176,7 @@ func (g gate) enterUntil(ctx context.Context) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	err := ctx.Err() // once: it may end between two looks
+	err := ctx.Err() // read once: ctx may end between two reads
 	if err != nil {
 		g.leave()
 	}
@@ -189,7 +189,8 @@ func (g gate) leave() {
 	}
 }
 
-// waiting are the requests that wait for a process or for changes, and so enter for a part of them.
+// waiting are the requests that wait for a process or for changes, and so enter only for a part of
+// their work.
 var waiting = map[string]bool{
 	processconnect.ProcessStartProcedure:               true,
 	processconnect.ProcessConnectProcedure:             true,
@@ -201,7 +202,8 @@ var waiting = map[string]bool{
 	"/health": true,
 }
 
-// handler has all other requests be within g, but while they read from their callers or write to them.
+// handler runs all other requests within g, except while they read from their callers or write to
+// them.
 func (g gate) handler(next http.Handler) http.Handler {
 	if g == nil {
 		return next
@@ -212,7 +214,7 @@ func (g gate) handler(next http.Handler) http.Handler {
 			return
 		}
 		if g.enterUntil(r.Context()) != nil {
-			return // nobody is there any more
+			return // the caller has gone
 		}
 		defer g.leave()
 		r = r.WithContext(r.Context()) // a copy
@@ -232,7 +234,7 @@ func (b gatedBody) Read(p []byte) (int, error) {
 	return b.ReadCloser.Read(p)
 }
 
-// Close may read what is left.
+// Close may read the rest of the body.
 func (b gatedBody) Close() error {
 	b.gate.leave()
 	defer b.gate.enter()
@@ -259,7 +261,7 @@ func (w gatedWriter) Flush() {
 // Unwrap is for http.ResponseController.
 func (w gatedWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
-// listener has the connections of l read and write within g.
+// listener makes the connections of l read and write within g.
 func (g gate) listener(l net.Listener) net.Listener {
 	if g == nil {
 		return l
@@ -280,7 +282,7 @@ func (l gatedListener) Accept() (net.Conn, error) {
 	return l.calls.conn(c), nil
 }
 
-// conn has c read and write within g.
+// conn makes c read and write within g.
 func (g gate) conn(c net.Conn) net.Conn {
 	s, ok := c.(streamConn)
 	if !ok || g == nil {
@@ -293,7 +295,7 @@ func (g gate) conn(c net.Conn) net.Conn {
 	return &gatedConn{s, raw, g}
 }
 
-// A streamConn is a connection of TCP or of a Unix socket.
+// A streamConn is a TCP or Unix connection.
 type streamConn interface {
 	net.Conn
 	syscall.Conn
@@ -338,7 +340,7 @@ func (c *gatedConn) Write(p []byte) (n int, err error) {
 	return n, nil
 }
 
-// call makes a call once c is ready for it. It waits outside of the gate.
+// call makes a call once c is ready for it. It waits outside the gate.
 func (c *gatedConn) call(name string, ready func(func(uintptr) bool) error, f func(fd int) error) error {
 	var err error
 	if rerr := ready(func(fd uintptr) bool {

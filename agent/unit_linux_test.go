@@ -164,7 +164,7 @@ func TestPacer(t *testing.T) {
 	}
 }
 
-// The end of a process is not told while somebody kills what it started.
+// The end of a process is not reported while its child processes are being killed.
 func TestEndAfterTheKill(t *testing.T) {
 	p := &process{pid: 1 << 30, t: newTable(1 << 10), done: make(chan struct{})}
 	p.killing.RLock()

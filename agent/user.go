@@ -1,14 +1,17 @@
 package agent
 
 import (
-	"bufio"
+	"cmp"
 	"io"
+	"net/http"
 	"os"
-	"strconv"
 	"strings"
+	"syscall"
+
+	"github.com/sand-boxer/sandboxer/internal/users"
 )
 
-// A user is who a process runs as or a file belongs to.
+// A user is the identity of a process or the owner of a file.
 type user struct {
 	name     string
 	uid, gid uint32
@@ -16,102 +19,48 @@ type user struct {
 	home     string
 }
 
-// A userDB reads passwd and group files. They are read anew each time, because
+// A userDB reads passwd and group files. They are read each time, because
 // programs in the sandbox add users.
 type userDB struct{ passwd, group string }
 
 // lookup finds "name", "uid", "name:group" or "uid:gid". A number needs no entry.
 // It reports false when there is no such user or group.
 func (db userDB) lookup(spec string) (user, bool) {
-	who, group, hasGroup := strings.Cut(spec, ":")
-	u := user{name: who, home: "/"}
-	uid, numeric := number(who)
-	found := false
-	eachLine(db.passwd, func(f []string) bool {
-		if len(f) < 6 || (f[0] != who && !(numeric && f[2] == who)) {
-			return true
-		}
-		id, ok1 := number(f[2])
-		gid, ok2 := number(f[3])
-		if !ok1 || !ok2 {
-			return true
-		}
-		found = true
-		u.name, u.uid, u.gid, u.home = f[0], id, gid, f[5]
-		return f[0] != who // a name goes before a number
-	})
-	switch {
-	case found:
-	case numeric:
-		u.uid, u.gid = uid, uid
-	case who == "root": // an image without a passwd file still has root
-		u.home = "/root"
-	default:
+	passwd, group := openUsers(db.passwd), openUsers(db.group)
+	defer passwd.Close()
+	defer group.Close()
+	u, err := users.Find(spec, passwd, group)
+	if err != nil {
 		return user{}, false
 	}
-	if u.home == "" {
-		u.home = "/"
-	}
-	gid, groupNumeric := number(group)
-	groupFound := false
-	eachLine(db.group, func(f []string) bool {
-		if len(f) < 4 {
-			return true
-		}
-		id, ok := number(f[2])
-		if !ok {
-			return true
-		}
-		if hasGroup && f[0] == group {
-			u.gid, groupFound = id, true
-		}
-		for m := range strings.SplitSeq(f[3], ",") {
-			if m == u.name {
-				u.groups = append(u.groups, id)
-			}
-		}
-		return true
-	})
-	if hasGroup && !groupFound {
-		if !groupNumeric {
-			return user{}, false
-		}
-		u.gid = gid
-	}
-	return u, true
+	who, _, _ := strings.Cut(spec, ":")
+	return user{name: cmp.Or(u.Name, who), uid: u.UID, gid: u.GID, groups: u.Groups, home: u.Home}, true
 }
 
-// userName and groupName give names for numbers, as text of the number when unknown.
+// userName and groupName give the names of numbers, or the number as text if it is
+// unknown.
 func (db userDB) userName(uid uint32) string  { return nameOf(db.passwd, uid) }
 func (db userDB) groupName(gid uint32) string { return nameOf(db.group, gid) }
 
 func nameOf(file string, id uint32) string {
-	name, want := strconv.FormatUint(uint64(id), 10), strconv.FormatUint(uint64(id), 10)
-	eachLine(file, func(f []string) bool {
-		if len(f) > 2 && f[2] == want {
-			name = f[0]
-			return false
-		}
-		return true
-	})
-	return name
-}
-
-func number(s string) (uint32, bool) {
-	n, err := strconv.ParseUint(s, 10, 32)
-	return uint32(n), err == nil
-}
-
-func eachLine(file string, f func(fields []string) bool) {
-	r, err := os.Open(file)
-	if err != nil {
-		return
-	}
+	r := openUsers(file)
 	defer r.Close()
-	s := bufio.NewScanner(io.LimitReader(r, 16<<20))
-	for s.Scan() {
-		if line := s.Text(); line != "" && line[0] != '#' && !f(strings.Split(line, ":")) {
-			return
-		}
+	return users.Name(r, id)
+}
+
+// openUsers opens the beginning of a file of users or groups. A missing file, or one that is not regular,
+// is empty.
+func openUsers(file string) io.ReadCloser {
+	f, err := os.OpenFile(file, os.O_RDONLY|syscall.O_NONBLOCK, 0) // root inside may have made it a named pipe
+	if err != nil {
+		return http.NoBody
 	}
+	if st, err := f.Stat(); err != nil || !st.Mode().IsRegular() {
+		f.Close()
+		return http.NoBody
+	}
+	return struct {
+		io.Reader
+		io.Closer
+	}{io.LimitReader(f, 16<<20), f}
 }

@@ -28,10 +28,11 @@ type watch struct {
 	root      string
 	recursive bool
 	dirs      map[int32]string // watched directories, relative to root
-	// Names that were found while a new directory was being added: the kernel may or
-	// may not report their creation as well, within the next bytes of events.
+	// Names that were found while a new directory was being added: the kernel may also
+	// report their creation, within the next bytes of events.
 	found map[string]bool
 	until int
+	draft uint32 // cookie of the last upload that was renamed to its name
 	buf   []byte
 }
 
@@ -43,7 +44,7 @@ type change struct {
 const watchMask = unix.IN_CREATE | unix.IN_MODIFY | unix.IN_ATTRIB | unix.IN_MOVED_FROM | unix.IN_MOVED_TO |
 	unix.IN_DELETE | unix.IN_DELETE_SELF | unix.IN_ONLYDIR | unix.IN_EXCL_UNLINK
 
-// networkMounts are file systems whose changes the kernel does not see all of.
+// networkMounts are file systems with changes that the kernel does not see.
 var networkMounts = map[int64]string{
 	unix.NFS_SUPER_MAGIC: "NFS", unix.SMB_SUPER_MAGIC: "SMB", unix.CIFS_SUPER_MAGIC: "CIFS", unix.SMB2_SUPER_MAGIC: "SMB",
 	unix.FUSE_SUPER_MAGIC: "FUSE", unix.CEPH_SUPER_MAGIC: "Ceph", unix.AFS_SUPER_MAGIC: "AFS",
@@ -63,12 +64,12 @@ func newWatch(dir string, recursive, network bool, disk gate) (*watch, error) {
 	if err := unix.Statfs(dir, &st); err == nil && !network {
 		if name := networkMounts[int64(uint32(st.Type))]; name != "" {
 			return nil, sandboxer.E(sandboxer.Invalid, nil, "path '%s' is on a network mount (%s), where changes by others go unseen", dir, name).
-				WithHint("allow network mounts in the request to watch it nevertheless")
+				WithHint("to watch it anyway, allow network mounts in the request")
 		}
 	}
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
 	if err != nil {
-		return nil, sandboxer.E(sandboxer.Exhausted, err, "no further watch is possible: %v", err)
+		return nil, sandboxer.E(sandboxer.Exhausted, err, "no more watches are possible: %v", err)
 	}
 	w := &watch{f: os.NewFile(uintptr(fd), "inotify"), disk: disk, root: dir, recursive: recursive,
 		dirs: map[int32]string{}, found: map[string]bool{}, buf: make([]byte, 16<<10)}
@@ -79,8 +80,8 @@ func newWatch(dir string, recursive, network bool, disk gate) (*watch, error) {
 	return w, nil
 }
 
-// wake ends a next that waits, with os.ErrDeadlineExceeded. It does not close w.f: the kernel takes
-// its time for that, so whoever uses w does it, in close.
+// wake ends a waiting next, with os.ErrDeadlineExceeded. It does not close w.f: that takes the
+// kernel some time, so the user of w does it, in close.
 func (w *watch) wake() { _ = w.f.SetReadDeadline(time.Unix(1, 0)) }
 
 func (w *watch) close() {
@@ -89,9 +90,9 @@ func (w *watch) close() {
 	w.f.Close()
 }
 
-// add watches the directory rel, and what is below it if the watch is recursive. If
-// changes is not nil, what stands there already is reported as created; in a directory
-// that is fresh its content as written, because that may have been before we watched.
+// add watches the directory rel, and everything below it if the watch is recursive. If
+// changes is not nil, existing files are reported as created; in a fresh directory also as
+// written, because that may have happened before the watch.
 func (w *watch) add(rel string, fresh bool, changes *[]change) error {
 	var wd int
 	var err error
@@ -122,6 +123,9 @@ func (w *watch) add(rel string, fresh bool, changes *[]change) error {
 	}
 	for _, e := range entries {
 		name := filepath.Join(rel, e.Name())
+		if !e.IsDir() && strings.HasPrefix(e.Name(), draftPrefix) {
+			continue
+		}
 		if changes != nil {
 			*changes = append(*changes, change{name, pb.EventType_EVENT_TYPE_CREATE})
 			w.found[name] = true
@@ -148,7 +152,7 @@ func (w *watch) next() ([]change, error) {
 	defer w.disk.leave()
 	var out []change
 	scanned := false
-	moved := map[uint32]string{} // directories that left their place, by cookie
+	moved := map[uint32]string{} // directories that were moved away, by cookie
 	for b := w.buf[:n]; len(b) >= unix.SizeofInotifyEvent; {
 		wd := int32(binary.NativeEndian.Uint32(b))
 		mask := binary.NativeEndian.Uint32(b[4:])
@@ -179,6 +183,12 @@ func (w *watch) next() ([]change, error) {
 		}
 		name := filepath.Join(dir, string(raw))
 		isDir := mask&unix.IN_ISDIR != 0
+		if !isDir && strings.HasPrefix(string(raw), draftPrefix) { // of an upload, which is reported once it has its name
+			if mask&unix.IN_MOVED_FROM != 0 {
+				w.draft = cookie
+			}
+			continue
+		}
 		var kind pb.EventType
 		switch {
 		case mask&(unix.IN_CREATE|unix.IN_MOVED_TO) != 0:
@@ -206,6 +216,9 @@ func (w *watch) next() ([]change, error) {
 		}
 		at := len(out)
 		out = append(out, change{name, kind})
+		if mask&unix.IN_MOVED_TO != 0 && cookie != 0 && cookie == w.draft {
+			out = append(out, change{name, pb.EventType_EVENT_TYPE_WRITE})
+		}
 		if kind == pb.EventType_EVENT_TYPE_CREATE && isDir && w.recursive {
 			// A directory moved within the tree keeps its watches, which get new names here.
 			scanned = true
@@ -216,7 +229,7 @@ func (w *watch) next() ([]change, error) {
 			out = append(out, below...)
 		}
 	}
-	for _, name := range moved { // out of the tree
+	for _, name := range moved { // moved out of the tree
 		w.forget(name)
 	}
 	switch {
@@ -231,7 +244,7 @@ func (w *watch) next() ([]change, error) {
 	return out, nil
 }
 
-// queued is how many bytes of events wait to be read.
+// queued is how many bytes of events wait for a read.
 func (w *watch) queued() int {
 	n := 0
 	if rc, err := w.f.SyscallConn(); err == nil {
@@ -240,7 +253,7 @@ func (w *watch) queued() int {
 	return n
 }
 
-// forget stops watching a directory and what is below it.
+// forget stops watching a directory and everything below it.
 func (w *watch) forget(name string) {
 	rc, err := w.f.SyscallConn()
 	if err != nil {
@@ -254,7 +267,7 @@ func (w *watch) forget(name string) {
 	}
 }
 
-// event is a change as the wire carries it.
+// event is a change in the form of the wire.
 func (w *watch) event(c change, d *describer, name func(string) string) *pb.FilesystemEvent {
 	ev := &pb.FilesystemEvent{Name: name(c.name), Type: c.kind}
 	if d != nil && c.kind != pb.EventType_EVENT_TYPE_REMOVE && c.kind != pb.EventType_EVENT_TYPE_RENAME {
@@ -317,7 +330,7 @@ func (s filesystemService) WatchDir(ctx context.Context, req *connect.Request[pb
 	}
 }
 
-// watchers are those whose events are fetched by polling.
+// watchers are those with events that a client fetches by polling.
 type watchers struct {
 	mu   sync.Mutex
 	last uint64
@@ -329,7 +342,7 @@ type polled struct {
 	closed chan struct{} // when w is
 	mu     sync.Mutex
 	events []*pb.FilesystemEvent
-	err    error // ended the watch; told once the events are fetched
+	err    error // ended the watch; reported once the events are fetched
 }
 
 // Bounds of what polling clients may leave behind.
@@ -346,7 +359,7 @@ func (s filesystemService) CreateWatcher(ctx context.Context, req *connect.Reque
 	s.watches.mu.Lock()
 	defer s.watches.mu.Unlock()
 	if len(s.watches.all) >= maxWatchers {
-		return nil, sandboxer.E(sandboxer.Exhausted, nil, "%d watchers exist, as many as there may be", maxWatchers).
+		return nil, sandboxer.E(sandboxer.Exhausted, nil, "%d watchers exist, the maximum", maxWatchers).
 			WithHint("remove watchers that are no longer needed")
 	}
 	w, err := newWatch(dir, req.Msg.GetRecursive(), req.Msg.GetAllowNetworkMounts(), s.disk)

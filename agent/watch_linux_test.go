@@ -56,6 +56,14 @@ func TestWatch(t *testing.T) {
 	step("echo x > k/l/m/n", "write k/l/m/n", "create k/l/m/n")
 	step("mv k q", "create q/l/m/n", "rename k", "create q", "create q/l", "create q/l/m")
 	step("echo y >> q/l/m/n", "write q/l/m/n")
+	for range 2 { // an upload reports only the file, new or not
+		if err := a.WriteFile(t.Context(), a.dir+"/up", 0o600, strings.NewReader("x")); err != nil {
+			t.Fatal(err)
+		}
+		if got, want := changesUntil(t, w, "write up"), []string{"create up", "write up"}; !slices.Equal(got, want) {
+			t.Errorf("an upload: %q; want %q", got, want)
+		}
+	}
 	outside := t.TempDir()
 	step("mv q/l "+outside+"/l", "rename q/l")
 	step("echo unseen > "+outside+"/l/m/o; echo z > end", "write end", "create end")

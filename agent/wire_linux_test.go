@@ -104,7 +104,7 @@ func (r *running) stream(method, body string, header ...string) *http.Response {
 }
 
 // streamAll reads a stream to its end and returns the texts, the last one being that
-// of the end. JSON is brought to one form: its encoder varies the spaces.
+// of the end. It normalises JSON: its encoder varies the spaces.
 func (r *running) streamAll(method, body string, header ...string) []string {
 	r.t.Helper()
 	res := r.stream(method, body, header...)
@@ -176,7 +176,7 @@ func TestWireStart(t *testing.T) {
 	})
 	t.Run("keepalive", func(t *testing.T) {
 		got := a.streamAll("process.Process/Start", `{"process":{"cmd":"sleep","args":["1.2"]}}`, "Keepalive-Ping-Interval", "1")
-		// One, or more where the process was long in starting or ending.
+		// One, or more if the process was slow to start or end.
 		if len(got) < 4 || slices.ContainsFunc(got[1:len(got)-2], func(s string) bool { return s != `{"event":{"keepalive":{}}}` }) {
 			t.Errorf("%q", got)
 		}
@@ -208,7 +208,7 @@ func TestWireStart(t *testing.T) {
 		for !f.end && err == nil {
 			f, err = readFrame(again.Body)
 		}
-		// The end is kept for who comes late, the output is not repeated unasked.
+		// The end is kept for late callers; the output is only repeated on request.
 		got := a.streamAll("process.Process/Connect", sel+"}")
 		if len(got) != 3 || !strings.Contains(got[1], `"exited":true`) {
 			t.Errorf("late Connect: %q", got)
@@ -219,7 +219,7 @@ func TestWireStart(t *testing.T) {
 		f, _ := readFrame(res.Body)
 		var pid int
 		_, _ = fmt.Sscanf(canonical(t, f.text), `{"event":{"start":{"pid":%d}}}`, &pid)
-		// The kernel may hand out a line and its end one by one.
+		// The kernel may return a line and its end one by one.
 		shown := ""
 		for !strings.HasSuffix(shown, "\r\n") {
 			var v struct {

@@ -198,7 +198,7 @@ func TestHintsFit(t *testing.T) {
 	for _, tt := range []struct{ url, msg, hint string }{
 		{"https" + strings.TrimPrefix(plain.URL, "http"), "does not speak TLS", "http://"},
 		{"http" + strings.TrimPrefix(secure.URL, "https"), "speaks TLS", "https://"},
-		{"http://127.0.0.1:1", "no server answers", "is the address right"},
+		{"http://127.0.0.1:1", "no server answers", "check the address"},
 		{"unix:///nonexistent/api.sock", "no server answers", "sandboxer up"},
 	} {
 		c, err := New(tt.url, Options{NoRetry: true})

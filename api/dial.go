@@ -15,14 +15,14 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// PortProtocol is the WebSocket subprotocol of a stream to a port,
-// GET /v1/sandboxes/{id}/ports/{port}/connect: binary messages carry the bytes, an
-// empty one says that no more follow in its direction.
+// PortProtocol is the WebSocket subprotocol of a stream to a port, GET
+// /v1/sandboxes/{id}/ports/{port}/connect. Binary messages carry the bytes. An empty message ends its
+// direction.
 const PortProtocol = "sandboxer.port.v1"
 
-// Dial opens a byte stream to a TCP port inside the sandbox; ctx bounds the opening
-// only. The connection has CloseWrite, as a *net.TCPConn has. A deadline that
-// passes during a Read or Write closes the connection.
+// Dial opens a byte stream to a TCP port inside the sandbox; ctx bounds only the opening. The
+// connection has CloseWrite, like a *net.TCPConn. A deadline that passes during a Read or Write closes
+// the connection.
 func (c *Client) Dial(ctx context.Context, ref string, port int) (net.Conn, error) {
 	q := call{method: "GET", path: fmt.Sprintf("%s/ports/%d/connect", sandboxPath(ref), port)}
 	conn, err := c.upgrade(ctx, q, PortProtocol)
@@ -32,14 +32,14 @@ func (c *Client) Dial(ctx context.Context, ref string, port int) (net.Conn, erro
 	return &portConn{ws: conn, addr: portAddr(fmt.Sprintf("%s:%d", ref, port))}, nil
 }
 
-// AgentProtocol is the WebSocket subprotocol of a stream to the agent inside,
-// GET /v1/sandboxes/{id}/agent, whose messages are as those of PortProtocol.
+// AgentProtocol is the WebSocket subprotocol of a stream to the agent inside, GET
+// /v1/sandboxes/{id}/agent. Its messages are those of PortProtocol.
 const AgentProtocol = "sandboxer.agent.v1"
 
-// DialAgent opens a stream to the agent inside the sandbox, on which the agent's wire is
-// spoken (docs/agent.md); it is as what Dial returns. Whoever has it may do everything
-// inside. Kinds: Unsupported when the extension has no agent in its sandboxes, Conflict when the
-// sandbox does not run.
+// DialAgent opens a stream to the agent inside the sandbox, which speaks the agent's wire protocol
+// (docs/reference/agent.md). The connection is like that of Dial. Its holder has full access to the
+// inside of the sandbox. Kinds: Unsupported when the extension has no agent in its sandboxes, Conflict
+// when the sandbox does not run.
 func (c *Client) DialAgent(ctx context.Context, ref string) (net.Conn, error) {
 	conn, err := c.upgrade(ctx, call{method: "GET", path: sandboxPath(ref) + "/agent"}, AgentProtocol)
 	if err != nil {

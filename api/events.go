@@ -18,9 +18,9 @@ import (
 // EventQuery selects events; zero fields do not restrict.
 type EventQuery struct {
 	Sandbox string // ID, unique beginning of one, or name
-	After   int64  // Seq
-	Newest  bool   // Events: of more than Limit the last ones instead of the first
-	Limit   int    // of Events
+	After   int64  // sequence number; the events after it
+	Newest  bool   // Events: the last Limit events instead of the first
+	Limit   int    // for Events only
 }
 
 func (q EventQuery) path() string {
@@ -30,8 +30,8 @@ func (q EventQuery) path() string {
 	return sandboxPath(q.Sandbox) + "/events"
 }
 
-// Events returns one page of events after q.After, oldest first; its NextCursor is
-// the After of the next. The newest page has none: nothing follows it yet.
+// Events returns one page of events after q.After, oldest first. Its NextCursor is the After of the
+// next page. The newest page has none, because no event follows it yet.
 func (c *Client) Events(ctx context.Context, q EventQuery) (*List[Event], error) {
 	v := url.Values{}
 	page(v, q.Limit, "")
@@ -44,9 +44,8 @@ func (c *Client) Events(ctx context.Context, q EventQuery) (*List[Event], error)
 	return do[*List[Event]](ctx, c, call{method: "GET", path: q.path(), query: v})
 }
 
-// Follow yields the events after q.After, then those that happen, until ctx ends or
-// the loop is left. A broken connection is taken up again where it broke; an error
-// is the last thing yielded.
+// Follow yields the events after q.After, then new ones, until ctx ends or the loop is left. After a
+// broken connection it continues at the same event. An error is the last value.
 func (c *Client) Follow(ctx context.Context, q EventQuery) iter.Seq2[Event, error] {
 	return func(yield func(Event, error) bool) {
 		ctx, cancel := context.WithCancel(ctx)

@@ -17,18 +17,16 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// ExecProtocol is the WebSocket subprotocol of an exec stream,
-// GET /v1/sandboxes/{id}/exec.
+// ExecProtocol is the WebSocket subprotocol of an exec stream, GET /v1/sandboxes/{id}/exec.
 //
-// The client's first message is text: an ExecStream in JSON, so that no argument
-// and no environment value ever stands in a URL. Every further message is binary:
-// one byte that names a channel, then its payload. The server ends the stream after
-// one ChanExit or ChanError.
+// The client's first message is text: an ExecStream in JSON, so that no argument and no environment
+// value is ever in a URL. Every further message is binary: one byte with the channel, then the payload.
+// The server ends the stream after one ChanExit or ChanError.
 //
-// Output flows at the pace at which the client reads. Input is granted: the client
-// has at most ExecWindow bytes of stdin under way, and gets ChanWindow messages as
-// the command takes them; so a command that does not read its input never holds up
-// signals, resizes or the discovery that the client is gone.
+// Output flows at the client's reading speed. Input has a window: the client may have at most
+// ExecWindow bytes of stdin in flight, and ChanWindow messages grant more as the command reads them. A
+// command that does not read its input thus never delays signals, resizes or the detection of a
+// disconnected client.
 const ExecProtocol = "sandboxer.exec.v1"
 
 // The channels of an exec stream.
@@ -41,27 +39,26 @@ const (
 	ChanExit     = 5 // last: sandboxer.Exit in JSON
 	ChanError    = 6 // last: Problem in JSON; the command did not start or was lost
 	ChanStdinEOF = 7 // to the command: no more input
-	ChanWindow   = 8 // from the server: so many further bytes of stdin may come, 4 bytes big-endian
-	ChanCancel   = 9 // to the command: end it, and what it started; ChanError or ChanExit follows when that is done
+	ChanWindow   = 8 // from the server: the number of further bytes of stdin that it accepts, 4 bytes big-endian
+	ChanCancel   = 9 // to the command: kill it and its child processes; ChanError or ChanExit follows when that is done
 )
 
 const (
-	// ExecWindow is how much stdin may be under way, in bytes.
+	// ExecWindow is the largest amount of stdin in flight, in bytes.
 	ExecWindow = 1 << 20
-	// ExecFrame is the largest payload of a stdin, stdout or stderr message.
+	// ExecFrame is the largest payload of a stdin, stdout or stderr message, in bytes.
 	ExecFrame = 128 << 10
 )
 
 // cancelTime is how long the end of a command is waited for that was given up.
 const cancelTime = 5 * time.Second
 
-// Exec runs cmd in the sandbox with its streams attached and returns how it ended.
-// A non-zero exit is a result, not an error. When ctx ends, or writing to
-// cmd.Stdout or cmd.Stderr or reading cmd.Stdin fails, the command is killed and
-// the error says so. When ctx ends, Exec returns once the command has, or after
-// five seconds. Exec does not wait for a Read of cmd.Stdin that is still
-// blocked when the command has ended, nor longer than that for a Write that is
-// when ctx ends.
+// Exec runs cmd in the sandbox with its streams attached and returns how it ended. A non-zero exit is a
+// result, not an error. The command is killed, with an error that says so, when ctx ends, when a write
+// to cmd.Stdout or cmd.Stderr fails, or when a read of cmd.Stdin fails. After ctx ends, Exec returns
+// when the command has ended, or after five seconds. Exec does not wait for a Read of cmd.Stdin that
+// still blocks when the command has ended. It waits at most the same five seconds for a Write that
+// blocks when ctx ends.
 func (c *Client) Exec(ctx context.Context, ref string, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
 	q := call{method: "GET", path: sandboxPath(ref) + "/exec"}
 	first, err := json.Marshal(ExecStream{Args: cmd.Args, Env: cmd.Env, Dir: cmd.Dir, User: cmd.User, Service: cmd.Service, TTY: cmd.TTY})
@@ -325,8 +322,7 @@ func (s *execClient) message(channel byte, p []byte) (exit sandboxer.Exit, done 
 	return exit, false, nil
 }
 
-// SignalName returns the name of sig without SIG ("TERM"), or "" for one that
-// cannot be sent.
+// SignalName returns the name of sig without SIG ("TERM"), or "" for a signal that cannot be sent.
 func SignalName(sig os.Signal) string {
 	for name, s := range signals {
 		if s == sig {
@@ -336,7 +332,7 @@ func SignalName(sig os.Signal) string {
 	return ""
 }
 
-// ParseSignal returns the signal of a name with or without SIG. Kind: Invalid.
+// ParseSignal returns the signal with that name, with or without SIG. Kind: Invalid.
 func ParseSignal(name string) (os.Signal, error) {
 	short := name
 	if len(short) > 3 && short[:3] == "SIG" {

@@ -37,7 +37,6 @@ func TestAnswers(t *testing.T) {
 			"Spec.Fuse":         "the expiry and a margin of the broker's",
 			"Spec.Warm":         "a state of its own",
 			"Spec.Vouched":      "decides what is admitted when it is made again, and changes nothing about it",
-			"Spec.Stamp":        "encrypted, for the broker alone",
 			"Spec.Place":        "host is where it is",
 			"Untouched":         "whether its host was reached yet, which decides what a teardown owes",
 			"SealedEnv":         "encrypted, for the broker alone",
@@ -51,7 +50,6 @@ func TestAnswers(t *testing.T) {
 			"Pool":              "a digest by which the broker tells stale ones",
 			"PooledAt":          "the times of a claimed one count from its claim",
 			"AbsentSince":       "a suspicion, which the next passes of the sweep settle",
-			"ConfirmedAt":       "of a doubt that is over",
 		}
 		for _, path := range fieldtest.Paths[sandboxer.Profile]() {
 			if !slices.Contains([]string{"Idle", "OnIdle", "OnTTL"}, path) { // which the request chooses, too
@@ -143,8 +141,6 @@ func TestRequests(t *testing.T) {
 	request(t, func(r ExtendSandbox) sent { _, err := c.Extend(ctx, "x", r); return answered(err) }, nil)
 	request(t, func(r PauseSandbox) sent { _, err := c.Pause(ctx, "x", r); return answered(err) }, nil)
 	request(t, func(r ResumeSandbox) sent { _, err := c.Resume(ctx, "x", r); return answered(err) }, nil)
-	request(t, func(r AdoptSandbox) sent { _, err := c.Adopt(ctx, "x", r); return answered(err) }, nil)
-	request(t, func(r AdoptSnapshot) sent { _, err := c.AdoptSnapshot(ctx, "x", r); return answered(err) }, nil)
 	request(t, func(r sandboxer.NetworkPolicy) sent { _, err := c.SetNetwork(ctx, "x", r); return answered(err) }, nil)
 	request(t, func(r Exec) sent { _, err := c.Run(ctx, "x", r); return answered(err) }, nil)
 	request(t, func(r NewKey) sent { _, err := c.CreateKey(ctx, r); return answered(err) }, nil)

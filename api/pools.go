@@ -18,7 +18,7 @@ type Pool struct {
 	RetryAt   time.Time `json:"retry_at,omitzero" doc:"When that is tried again; for administrators only"`
 }
 
-// DrainedPool says what draining a pool removed.
+// DrainedPool is the result of draining a pool.
 type DrainedPool struct {
 	Profile string `json:"profile" example:"profile.local"`
 	Removed int    `json:"removed" example:"4" doc:"Sandboxes that waited and are gone"`
@@ -29,8 +29,7 @@ func (c *Client) Pools(ctx context.Context) (*List[Pool], error) {
 	return do[*List[Pool]](ctx, c, call{method: "GET", path: "/v1/pools"})
 }
 
-// DrainPool removes every sandbox that waits in the pool of a profile; new ones take
-// their place.
+// DrainPool removes every sandbox that waits in the pool of a profile; new ones replace them.
 func (c *Client) DrainPool(ctx context.Context, profile string) (*DrainedPool, error) {
 	return do[*DrainedPool](ctx, c, call{method: "POST", path: "/v1/pools/" + url.PathEscape(profile) + "/drain"})
 }

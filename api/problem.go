@@ -6,8 +6,8 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// Problem is how every failure is reported (RFC 9457, application/problem+json).
-// Code is the sandboxer.Kind; Detail says what failed and why, Hint what to do.
+// Problem is the JSON form of every failure (RFC 9457, application/problem+json). Code is the
+// sandboxer.Kind; Detail says what failed and why, Hint what to do.
 type Problem struct {
 	Type       string         `json:"type" example:"urn:sandboxer:problem:not_found"`
 	Title      string         `json:"title" example:"Not found"`
@@ -20,8 +20,8 @@ type Problem struct {
 	RetryAfter Duration       `json:"retry_after,omitempty" example:"2s"`
 }
 
-// Error identifies the answer; the sentence for people is in the *sandboxer.Error
-// that wraps it.
+// Error returns the status, the code and the request ID. The message for display is in the
+// *sandboxer.Error that wraps p.
 func (p *Problem) Error() string {
 	if p.RequestID == "" {
 		return fmt.Sprintf("the server answered %d %s", p.Status, p.Code)
@@ -29,8 +29,8 @@ func (p *Problem) Error() string {
 	return fmt.Sprintf("the server answered %d %s to request %s", p.Status, p.Code, p.RequestID)
 }
 
-// Err returns p as the error the server had: same Kind, message, hint and delay.
-// The *Problem itself is its cause (errors.As finds it).
+// Err returns p as the server's error: with the same Kind, message, hint and delay. errors.As finds the
+// *Problem in it.
 func (p *Problem) Err() error {
 	kind := p.Code
 	if kind == "" {

@@ -4,8 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"io/fs"
-	"maps"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -23,7 +21,7 @@ type TTL = sandboxer.TTLText
 // credit is one US dollar.
 type Credits = sandboxer.CreditsText
 
-// The requests are the broker's own, which write durations and money as text.
+// The requests are those of package sandboxer; in JSON they have durations and money as text.
 type (
 	CreateSandbox   = sandboxer.CreateRequest
 	RestoreSnapshot = sandboxer.RestoreRequest
@@ -32,8 +30,6 @@ type (
 	ExtendSandbox   = sandboxer.ExtendRequest
 	PauseSandbox    = sandboxer.PauseRequest
 	ResumeSandbox   = sandboxer.ResumeRequest
-	AdoptSandbox    = sandboxer.AdoptRequest
-	AdoptSnapshot   = sandboxer.AdoptSnapshotRequest
 	NewKey          = sandboxer.KeyRequest
 )
 
@@ -48,21 +44,21 @@ type List[T any] struct {
 type Sandbox struct {
 	SchemaVersion int                `json:"schema_version" example:"1"`
 	ID            string             `json:"id" example:"7k2mq0xa" doc:"Unique in its tenant"`
-	ObjectID      string             `json:"object_id,omitempty" doc:"What its objects outside carry, where that is not the ID: unique in the installation"`
-	Generation    int                `json:"generation" example:"1" doc:"Incarnation of the ID, from 1"`
+	ObjectID      string             `json:"object_id,omitempty" doc:"ID of its outside objects, if it differs: unique in the installation"`
+	Generation    int                `json:"generation" example:"1" doc:"Counts the sandboxes that had this ID, from 1"`
 	Name          string             `json:"name,omitempty" example:"build"`
 	Tenant        string             `json:"tenant" example:"default"`
 	Profile       string             `json:"profile" example:"profile.local"`
 	Extension     string             `json:"extension" example:"ext.local"`
 	Host          string             `json:"host,omitempty"`
 	Consumer      sandboxer.Consumer `json:"consumer,omitzero"`
-	Thread        sandboxer.Thread   `json:"thread,omitzero" doc:"Whom it was made for; no other gets its ID"`
+	Thread        sandboxer.Thread   `json:"thread,omitzero" doc:"Thread that it was made for; no other thread gets its ID"`
 
 	State   sandboxer.State  `json:"state" enum:"creating,warm,running,pausing,paused,terminating,terminated" example:"running"`
 	Reason  sandboxer.Reason `json:"reason,omitempty" doc:"Why it ends"`
 	Message string           `json:"message,omitempty" doc:"The same for people"`
 	Fault   sandboxer.Kind   `json:"fault,omitempty" doc:"The code of the problem with which its create failed"`
-	Hint    string           `json:"hint,omitempty" doc:"What to do about that"`
+	Hint    string           `json:"hint,omitempty" doc:"Hint of that problem"`
 
 	Inputs    map[string]string       `json:"inputs,omitempty"`
 	Image     string                  `json:"image,omitempty"`
@@ -75,9 +71,9 @@ type Sandbox struct {
 	Workspace string                  `json:"workspace,omitempty"`
 	User      string                  `json:"user,omitempty"`
 
-	Idle   Duration               `json:"idle,omitempty" example:"10m0s" doc:"Nobody may use it for so long until on_idle is done"`
+	Idle   Duration               `json:"idle,omitempty" example:"10m0s" doc:"Time without use after which on_idle applies"`
 	OnIdle sandboxer.ExpiryAction `json:"on_idle,omitempty" doc:"What happens then: destroy or pause. Absent: destroy"`
-	OnTTL  sandboxer.ExpiryAction `json:"on_ttl,omitempty" doc:"What happens when its time to live is over: destroy or pause. Absent: destroy"`
+	OnTTL  sandboxer.ExpiryAction `json:"on_ttl,omitempty" doc:"What happens when it expires: destroy or pause. Absent: destroy"`
 
 	Ref          string                   `json:"ref,omitempty" doc:"The backend's own name for it, for operators"`
 	Reachability sandboxer.Reachability   `json:"reachability,omitzero"`
@@ -87,30 +83,30 @@ type Sandbox struct {
 
 	RestoredFrom string                 `json:"restored_from,omitempty" doc:"The snapshot it began with"`
 	RestoredAs   sandboxer.SnapshotKind `json:"restored_as,omitempty" doc:"In which form: native or portable"`
-	Pause        *Pause                 `json:"pause,omitempty" doc:"How it stands still; absent while it runs"`
+	Pause        *Pause                 `json:"pause,omitempty" doc:"Its pause; absent while it runs"`
 	PausedFor    Duration               `json:"paused_for,omitempty" doc:"Former pauses together; not charged"`
 
 	Version   int64     `json:"version" example:"3"`
 	Retries   int       `json:"retries,omitempty" doc:"Attempts of the step that is being retried"`
 	LastError string    `json:"last_error,omitempty" doc:"Of the step that is being retried"`
 	RetryAt   time.Time `json:"retry_at,omitzero" doc:"When that step is tried again"`
-	Damaged   string    `json:"damaged,omitempty" doc:"Why the record could not be read; the rest is what is left of it. Destroy the sandbox, or restore a backup"`
+	Damaged   string    `json:"damaged,omitempty" doc:"Why the record could not be read; the other fields have only the readable rest. Destroy the sandbox, or restore a backup"`
 
 	Found bool `json:"found,omitempty" doc:"In the answer to a create: another request made it, or is making it"`
 
 	CreatedAt     time.Time             `json:"created_at" doc:"The request was accepted"`
-	ProvisionedAt time.Time             `json:"provisioned_at,omitzero" doc:"The backend had made it; after that it was waited for"`
+	ProvisionedAt time.Time             `json:"provisioned_at,omitzero" doc:"The backend had made it; waiting for readiness began"`
 	ReadyAt       time.Time             `json:"ready_at,omitzero"`
-	Unconfirmed   sandboxer.Unconfirmed `json:"unconfirmed,omitempty" doc:"The database went back, and this record may be older than the sandbox; no deadline of it counts. unasked: its backend is being asked; untold: the backend cannot tell, extend or destroy it; claimed: it may be a tenant's, an administrator adopts or destroys it"`
-	Unresponsive  time.Time             `json:"unresponsive_since,omitzero" doc:"Its backend has it, and it does not answer since then; calls into it end as unavailable. It may come back; it can be destroyed, and expires, as ever"`
+	Unconfirmed   sandboxer.Unconfirmed `json:"unconfirmed,omitempty" doc:"claimed: it waited in a pool when the database went back, and may belong to a tenant since then; it is kept until an administrator destroys it"`
+	Unresponsive  time.Time             `json:"unresponsive_since,omitzero" doc:"It exists, but has not answered since then; calls into it fail as unavailable. It may recover. It can be destroyed, and expires, as usual"`
 	UsedAt        time.Time             `json:"used_at,omitzero"`
 	ResumedAt     time.Time             `json:"resumed_at,omitzero"`
-	ExpiresAt     time.Time             `json:"expires_at,omitzero" doc:"While it is paused: how long it is kept. Of one that lives as long as it is used: when it ends if nobody uses it"`
+	ExpiresAt     time.Time             `json:"expires_at,omitzero" doc:"While it is paused: end of the pause. With the time to live idle: when it ends if it is not used until then"`
 	EndingAt      time.Time             `json:"ending_at,omitzero"`
 	EndedAt       time.Time             `json:"ended_at,omitzero"`
 }
 
-// NewSandbox is the public form of a record.
+// NewSandbox converts a record to its public form.
 func NewSandbox(sb *sandboxer.Sandbox) Sandbox {
 	s := sb.Spec
 	out := Sandbox{
@@ -155,16 +151,16 @@ type Quote struct {
 	Setup    Credits  `json:"setup" example:"0.00" doc:"Part of amount that does not depend on time"`
 	PerHour  Credits  `json:"per_hour" example:"0.24"`
 	Duration Duration `json:"duration" example:"30m0s"`
-	Detail   string   `json:"detail,omitempty" doc:"How it was arrived at"`
+	Detail   string   `json:"detail,omitempty" doc:"How it was calculated"`
 }
 
-// NewQuote is the public form of a quote.
+// NewQuote converts a quote to its public form.
 func NewQuote(q sandboxer.MeterQuote) Quote {
 	return Quote{Amount: Credits(q.Amount), Setup: Credits(q.Setup), PerHour: Credits(q.PerHour),
 		Duration: Duration(q.Duration), Detail: q.Detail}
 }
 
-// Plan is what a create request would lead to.
+// Plan is the expected result of a create request.
 type Plan struct {
 	SchemaVersion int                     `json:"schema_version" example:"1"`
 	Profile       string                  `json:"profile" example:"profile.local"`
@@ -183,9 +179,10 @@ type Plan struct {
 	Ports         []int                   `json:"ports,omitempty"`
 	Workspace     string                  `json:"workspace,omitempty"`
 	User          string                  `json:"user,omitempty"`
+	Changed       []string                `json:"changed,omitempty" doc:"Differences between the sandbox and the request"`
 }
 
-// SandboxPort is what is known about one TCP port of a sandbox.
+// SandboxPort describes one TCP port of a sandbox.
 type SandboxPort struct {
 	Port      int    `json:"port" example:"8080" doc:"Inside the sandbox"`
 	Addr      string `json:"addr,omitempty" doc:"host:port that reaches it from the server, if the backend has one"`
@@ -193,6 +190,7 @@ type SandboxPort struct {
 	Declared  bool   `json:"declared,omitempty" doc:"By the profile"`
 	Open      bool   `json:"open,omitempty" doc:"Served by the port proxy"`
 	Listening *bool  `json:"listening,omitempty" doc:"Whether a program listens there. Absent if that cannot be seen"`
+	Unseen    string `json:"listening_unknown,omitempty" doc:"Why it cannot be seen whether a program listens there"`
 	Proxy     string `json:"proxy,omitempty" doc:"Where the port proxy serves it, to holders of a key"`
 }
 
@@ -201,16 +199,15 @@ type SignPort struct {
 	TTL Duration `json:"ttl,omitempty" doc:"How long it is good for, at most 168h; default 1h"`
 }
 
-// PortURL is a signed URL: whoever has it may use the port.
+// PortURL is a signed URL. Anyone who has it may use the port.
 type PortURL struct {
 	URL       string    `json:"url"`
 	Token     string    `json:"token" doc:"The secret in it; programs may send it as the header X-Sandboxer-Token instead"`
 	ExpiresAt time.Time `json:"expires_at"`
 }
 
-// Exec is a command to run to its end without a terminal, for callers that cannot
-// stream. Stdin and the output of the answer are text; the …Base64 fields carry
-// what is not UTF-8.
+// Exec is a command to run to its end without a terminal, for callers that cannot stream. Stdin and the
+// output in the answer are text; the …Base64 fields carry data that is not UTF-8.
 type Exec struct {
 	Args        []string          `json:"args" minItems:"1" nullable:"false" example:"[\"uname\",\"-a\"]" doc:"Command and arguments; not interpreted by a shell"`
 	Env         map[string]string `json:"env,omitempty"`
@@ -223,7 +220,7 @@ type Exec struct {
 	MaxOutput   int64             `json:"max_output,omitempty" doc:"Bytes kept of each of stdout and stderr, the rest is discarded; default 1 MiB, at most 16 MiB"`
 }
 
-// ExecResult is how a command ended and what it wrote.
+// ExecResult is how a command ended, with its output.
 type ExecResult struct {
 	Code            int      `json:"code" example:"0" doc:"Exit code; 128+n when killed by signal n"`
 	Signal          string   `json:"signal,omitempty" example:"KILL"`
@@ -238,7 +235,7 @@ type ExecResult struct {
 	Took            Duration `json:"took" example:"12ms"`
 }
 
-// ExecStream is the first message of an exec stream; see docs/api.md.
+// ExecStream is the first message of an exec stream; see docs/reference/api.md.
 type ExecStream struct {
 	Args    []string           `json:"args" minItems:"1" nullable:"false"`
 	Env     map[string]string  `json:"env,omitempty"`
@@ -271,12 +268,12 @@ type FileInfo struct {
 	TargetBase64 []byte `json:"target_base64,omitempty" doc:"The target, where it is not UTF-8"`
 }
 
-// Name is the path as it is inside, whatever its bytes.
+// Name returns the path with its exact bytes, as inside the sandbox.
 func (f FileInfo) Name() string {
 	return cmp.Or(string(f.PathBase64), f.Path)
 }
 
-// NewFileInfo is the public form of fi.
+// NewFileInfo converts fi to its public form.
 func NewFileInfo(fi sandboxer.FileInfo) FileInfo {
 	out := FileInfo{Type: TypeOther, Size: fi.Size, Mode: FormatMode(fi.Mode),
 		ModTime: fi.ModTime.UTC(), Owner: valid(fi.Owner), Group: valid(fi.Group)}
@@ -311,7 +308,7 @@ func (f FileInfo) FileMode() fs.FileMode {
 
 const modeBits = fs.ModePerm | fs.ModeSetuid | fs.ModeSetgid | fs.ModeSticky
 
-// FormatMode writes the permission bits of m in octal, as chmod takes them.
+// FormatMode writes the permission bits of m in octal, in the form of chmod.
 func FormatMode(m fs.FileMode) string {
 	n := uint32(m.Perm())
 	if m&fs.ModeSetuid != 0 {
@@ -341,13 +338,13 @@ func ParseMode(s string) (fs.FileMode, error) {
 	return m & modeBits, nil
 }
 
-// MakeDir names a directory to make.
+// MakeDir is the request to make a directory.
 type MakeDir struct {
 	Path       string `json:"path" example:"/workspace/out"`
-	PathBase64 []byte `json:"path_base64,omitempty" doc:"Instead of path: one that is not UTF-8"`
+	PathBase64 []byte `json:"path_base64,omitempty" doc:"Instead of path: a path that is not UTF-8"`
 }
 
-// MoveFile renames a file or directory.
+// MoveFile is the request to rename a file or directory.
 type MoveFile struct {
 	From       string `json:"from" example:"/workspace/a"`
 	To         string `json:"to" example:"/workspace/b"`
@@ -364,16 +361,16 @@ func rawPath(p string) (string, []byte) {
 	return p, nil
 }
 
-// Name is the directory that is meant, whatever its bytes.
+// Name returns the path of the directory with its exact bytes.
 func (m MakeDir) Name() string { return cmp.Or(string(m.PathBase64), m.Path) }
 
-// Names are the paths that are meant, whatever their bytes.
+// Names returns the two paths with their exact bytes.
 func (m MoveFile) Names() (from, to string) {
 	return cmp.Or(string(m.FromBase64), m.From), cmp.Or(string(m.ToBase64), m.To)
 }
 
-// Stats are a sandbox's consumption at one moment. A missing limit means none; a
-// negative figure means that the extension cannot measure it.
+// Stats is a sandbox's consumption at one moment. A missing limit means none. A negative figure means
+// that the extension cannot measure it.
 type Stats struct {
 	At          time.Time `json:"at"`
 	CPU         Duration  `json:"cpu" example:"1.5s" doc:"Processor time since start"`
@@ -386,7 +383,7 @@ type Stats struct {
 	TxBytes     int64     `json:"tx_bytes"`
 }
 
-// NewStats is the public form of s.
+// NewStats converts s to its public form.
 func NewStats(s sandboxer.Stats) Stats {
 	return Stats{At: s.At, CPU: Duration(s.CPU), MemoryBytes: s.MemoryBytes, MemoryLimit: s.MemoryLimit,
 		DiskBytes: s.DiskBytes, DiskLimit: s.DiskLimit, PIDs: s.PIDs, RxBytes: s.RxBytes, TxBytes: s.TxBytes}
@@ -408,168 +405,10 @@ type Event struct {
 	Progress   *sandboxer.Progress `json:"progress,omitempty" doc:"How far a long step has come; only in the stream of a sandbox's events, with a seq of 0"`
 }
 
-// NewEvent is the public form of e.
+// NewEvent converts e to its public form.
 func NewEvent(e sandboxer.Event) Event {
 	return Event{Seq: e.Seq, At: e.At, SandboxID: cmp.Or(e.ShownID, e.SandboxID), Generation: e.Generation, Tenant: e.Tenant,
 		Type: e.Type, From: e.From, To: e.To, Cause: e.Cause, Actor: e.Actor, Message: e.Message, Progress: e.Progress}
-}
-
-// Profile is a named kind of sandbox. Price is what tenants pay where the extension quotes
-// nothing.
-type Profile struct {
-	ID          string                  `json:"id" example:"profile.local"`
-	Title       string                  `json:"title,omitempty"`
-	Description string                  `json:"description,omitempty"`
-	Extension   string                  `json:"extension" example:"ext.local"`
-	Isolation   sandboxer.Isolation     `json:"isolation,omitempty" example:"gvisor"`
-	Requires    []sandboxer.Capability  `json:"requires,omitempty"`
-	Image       string                  `json:"image,omitempty"`
-	Command     []string                `json:"command,omitempty"`
-	Env         []string                `json:"env,omitempty" doc:"Names of the environment variables"`
-	Labels      map[string]string       `json:"labels,omitempty"`
-	Limits      sandboxer.Limits        `json:"limits,omitzero"`
-	MaxLimits   sandboxer.Limits        `json:"max_limits,omitzero" doc:"The most that a caller may ask for; what is left out is what limits says, or else the extension's default"`
-	Network     sandboxer.NetworkPolicy `json:"network,omitzero"`
-	Mounts      []sandboxer.Mount       `json:"mounts,omitempty"`
-	Ports       []int                   `json:"ports,omitempty"`
-	Workspace   string                  `json:"workspace,omitempty"`
-	User        string                  `json:"user,omitempty"`
-	Inputs      map[string]string       `json:"inputs,omitempty" doc:"Defaults; the caller's win"`
-	TTL         TTL                     `json:"ttl,omitempty" example:"30m0s" doc:"When the caller names none. Or idle: as long as it is used, at most max_ttl"`
-	MaxTTL      Duration                `json:"max_ttl,omitempty"`
-	Idle        Duration                `json:"idle,omitempty" doc:"Nobody may use a sandbox for so long until on_idle is done"`
-	OnIdle      sandboxer.ExpiryAction  `json:"on_idle,omitempty" example:"pause" doc:"What happens then: destroy or pause. Absent: destroy"`
-	OnTTL       sandboxer.ExpiryAction  `json:"on_ttl,omitempty" example:"pause" doc:"What happens when the time to live is over: destroy or pause. Absent: destroy"`
-	PauseDepth  sandboxer.PauseDepth    `json:"pause_depth,omitempty" example:"disk" doc:"How deep a pause is where nobody says: freeze, disk or files. Absent: as the extension can"`
-	MaxPaused   Duration                `json:"max_paused,omitempty" example:"72h0m0s" doc:"A paused sandbox is kept so long, and then destroyed. Absent: 168h"`
-	AutoResume  bool                    `json:"auto_resume,omitempty" doc:"Using a paused sandbox resumes it"`
-	Max         int                     `json:"max,omitempty" example:"20" doc:"How many of its sandboxes may take room at once, besides those in its pool. Absent: as many as its extension takes"`
-	Wait        Duration                `json:"wait,omitempty" example:"1m0s" doc:"How long a request waits for room before it is refused. Absent: it does not wait"`
-	Pool        *ProfilePool            `json:"pool,omitempty" doc:"Sandboxes that are kept ready. Absent if none are"`
-	Ready       *ReadyCheck             `json:"ready,omitempty" doc:"What a sandbox has to answer before its user gets it. Absent: what its extension waits for is enough"`
-	Price       *Price                  `json:"price,omitempty"`
-	Builtin     bool                    `json:"builtin,omitempty" doc:"It came with the program, and no operator wrote or changed it"`
-}
-
-// ProfilePool says what a profile keeps ready.
-type ProfilePool struct {
-	Size   int      `json:"size" example:"4" doc:"How many wait"`
-	MaxAge Duration `json:"max_age" example:"1h0m0s" doc:"One that waited so long is replaced"`
-}
-
-// ReadyCheck is what is asked of a sandbox before its user gets it: a request, or a command.
-type ReadyCheck struct {
-	HTTP    *sandboxer.ReadyHTTP `json:"http,omitempty" doc:"A GET request inside, and the status that counts. Without a port: at the sandbox's URL"`
-	Command []string             `json:"command,omitempty" doc:"A command that ends with 0 when the sandbox is ready"`
-	Timeout Duration             `json:"timeout" example:"30s" doc:"How long that may take; after it the create has failed"`
-}
-
-// NewProfile is the public form of p: of the environment only the names.
-func NewProfile(p sandboxer.Profile) Profile {
-	out := Profile{
-		ID: p.ID, Title: p.Title, Description: p.Description, Extension: p.Extension, Isolation: p.Isolation,
-		Requires: p.Requires, Image: p.Image, Command: p.Command, Env: slices.Sorted(maps.Keys(p.Env)), Labels: p.Labels, Limits: p.Limits, MaxLimits: p.MaxLimits,
-		Network: p.Network, Mounts: p.Mounts, Ports: p.Ports, Workspace: p.Workspace, User: p.User, Inputs: p.Inputs,
-		TTL: TTL(p.TTL), MaxTTL: Duration(p.MaxTTL), Idle: Duration(p.Idle), OnIdle: p.OnIdle,
-		OnTTL: p.OnTTL, PauseDepth: p.PauseDepth, MaxPaused: Duration(p.MaxPaused), AutoResume: p.AutoResume, Max: p.Max, Wait: Duration(p.Wait), Builtin: p.Builtin,
-	}
-	if p.Pool.Size > 0 {
-		out.Pool = &ProfilePool{Size: p.Pool.Size, MaxAge: Duration(cmp.Or(p.Pool.MaxAge, sandboxer.DefaultPoolAge))}
-	}
-	if r := p.Ready.WithDefaults(); r.Asks() {
-		out.Ready = &ReadyCheck{Command: r.Command, Timeout: Duration(r.Timeout)}
-		if r.HTTP != (sandboxer.ReadyHTTP{}) {
-			out.Ready.HTTP = &r.HTTP
-		}
-	}
-	if p.Price != (sandboxer.Price{}) {
-		out.Price = &Price{Setup: Credits(p.Price.Setup), PerHour: Credits(p.Price.PerHour)}
-	}
-	return out
-}
-
-// Price is a profile's own tariff.
-type Price struct {
-	Setup   Credits `json:"setup" example:"0.01"`
-	PerHour Credits `json:"per_hour" example:"0.10"`
-}
-
-// Extension describes one configured extension.
-type Extension = sandboxer.ExtensionInfo
-
-// HostCapacity is what an extension can take now.
-type HostCapacity = sandboxer.HostCapacity
-
-// Key is the record of one API key.
-type Key = sandboxer.APIKey
-
-// Reload says what reading the profiles anew changed.
-type Reload struct {
-	Added     []string `json:"added" nullable:"false" example:"[\"profile.web\"]" doc:"Profiles that were not there before"`
-	Changed   []string `json:"changed" nullable:"false" example:"[]" doc:"Profiles that say something else now"`
-	Removed   []string `json:"removed" nullable:"false" example:"[]" doc:"Profiles that are gone"`
-	Unchanged int      `json:"unchanged" example:"5" doc:"How many are as before"`
-	Restart   []string `json:"restart" nullable:"false" example:"[]" doc:"Extensions whose file or program changed, which takes a restart of the server"`
-	Quotas    bool     `json:"quotas,omitempty" example:"false" doc:"The quotas changed"`
-}
-
-// CreatedKey carries a fresh API key. Token is shown this one time only.
-type CreatedKey struct {
-	Token string `json:"token" example:"sbx_key_k1_…"`
-	Key   Key    `json:"key"`
-}
-
-// Balance is a tenant's balance.
-type Balance struct {
-	Tenant  string  `json:"tenant" example:"default"`
-	Balance Credits `json:"balance" example:"10.00"`
-}
-
-// Quota is what a tenant has, and may have.
-type Quota struct {
-	Tenant    string          `json:"tenant" example:"default"`
-	Resources []QuotaResource `json:"resources" nullable:"false"`
-}
-
-// QuotaResource is how much a tenant has of one resource.
-type QuotaResource struct {
-	Resource sandboxer.Resource `json:"resource" enum:"sandboxes,disk,images,snapshots,snapshot_bytes,execs,requests" example:"sandboxes"`
-	Used     int64              `json:"used" example:"3" doc:"disk and snapshot_bytes in bytes; requests in the last minute, counted only where they are bounded"`
-	Limit    *int64             `json:"limit,omitempty" example:"20" doc:"Absent: not bounded"`
-}
-
-// QuotaQuery selects tenants; without fields it is the caller's.
-type QuotaQuery struct {
-	Tenant string
-	All    bool // every tenant, for administrators
-	Cursor string
-	Limit  int
-}
-
-// Grant adds credits to a tenant. Granting twice under one key is granting once.
-type Grant struct {
-	Tenant string  `json:"tenant" example:"default"`
-	Amount Credits `json:"amount" example:"10.00"`
-	Key    string  `json:"key" example:"invoice-2026-11" doc:"Operation key, unique for ever"`
-	Note   string  `json:"note,omitempty"`
-}
-
-// Entry is one immutable line of the ledger.
-type Entry struct {
-	Key        string              `json:"key"`
-	Tenant     string              `json:"tenant"`
-	SandboxID  string              `json:"sandbox_id,omitempty"`
-	Generation int                 `json:"generation,omitempty"`
-	Type       sandboxer.EntryType `json:"type" example:"hold"`
-	Amount     Credits             `json:"amount" example:"-0.12"`
-	Note       string              `json:"note,omitempty"`
-	At         time.Time           `json:"at"`
-}
-
-// NewEntry is the public form of e.
-func NewEntry(e sandboxer.Entry) Entry {
-	return Entry{Key: e.Key, Tenant: e.Tenant, SandboxID: cmp.Or(e.ShownID, e.SandboxID), Generation: e.Generation,
-		Type: e.Type, Amount: Credits(e.Amount), Note: e.Note, At: e.At}
 }
 
 // Audit is the result of checking the broker's invariants.
@@ -587,39 +426,33 @@ type Violation struct {
 	Detail    string `json:"detail"`
 }
 
-// Sweep counts what one pass of the sweep did.
+// Sweep counts the actions of one pass of the sweep.
 type Sweep struct {
 	Seen        int `json:"seen"`
-	Paused      int `json:"paused" doc:"Put to rest because their time ran out, or half paused and finished"`
+	Paused      int `json:"paused" doc:"Paused because their time ran out, or pauses that were half done and are finished"`
 	Expired     int `json:"expired"`
 	Torndown    int `json:"torndown"`
 	Adopted     int `json:"adopted"`
 	Lost        int `json:"lost"`
 	Orphans     int `json:"orphans"`
 	Quarantined int `json:"quarantined" doc:"Objects that the database does not know, and that are kept"`
-	Unconfirmed int `json:"unconfirmed" doc:"Records that may be older than their sandboxes, since the database went back, and whose backends are being asked"`
 	Failed      int `json:"failed"`
 	Damaged     int `json:"damaged" doc:"Live records that cannot be read and were left alone"`
 }
 
-// Quarantined is an object of this installation that its database does not know: that was
+// Quarantined is an object of this installation that its database does not know: the database was
 // restored from a backup, or lost its latest writes.
 type Quarantined struct {
-	ID         string    `json:"id" doc:"What the object carries; by this it is adopted"`
-	ShownID    string    `json:"shown_id,omitempty" doc:"What its tenant calls it, where that is not the ID; by its stamp"`
+	ID         string    `json:"id" doc:"ID of the object; destroy it by this ID"`
 	Generation int       `json:"generation"`
 	Extension  string    `json:"extension"`
 	Host       string    `json:"host,omitempty"`
-	Tenant     string    `json:"tenant,omitempty" doc:"This, the name, the profile and the time of creation are by its stamp, if it has one"`
-	Name       string    `json:"name,omitempty"`
-	Profile    string    `json:"profile,omitempty"`
-	CreatedAt  time.Time `json:"created_at,omitzero"`
 	Since      time.Time `json:"since" doc:"When this server saw it first"`
 	Until      time.Time `json:"until,omitzero" doc:"Its fuse, until which it is kept; without one it is kept until an administrator decides"`
 	Why        string    `json:"why"`
 }
 
-// Status describes the server and what it keeps alive for the caller.
+// Status describes the server and the caller's live sandboxes.
 type Status struct {
 	SchemaVersion int                     `json:"schema_version" example:"1"`
 	Version       string                  `json:"version" example:"v0.1.0"`
@@ -629,13 +462,12 @@ type Status struct {
 	Uptime        Duration                `json:"uptime" example:"1h0m0s"`
 	Data          string                  `json:"data,omitempty" doc:"Data directory; shown to administrators"`
 	Tenant        string                  `json:"tenant" doc:"The caller's"`
-	Actor         string                  `json:"actor" doc:"Who the server takes the caller for"`
+	Actor         string                  `json:"actor" doc:"The caller's identity"`
 	Scopes        []sandboxer.Scope       `json:"scopes" nullable:"false"`
 	Sandboxes     map[sandboxer.State]int `json:"sandboxes" doc:"Live sandboxes by state; of every tenant for administrators"`
 	Extensions    int                     `json:"extensions" doc:"Configured extensions"`
 	Unavailable   []string                `json:"unavailable,omitempty" doc:"Extensions that could not be opened"`
 	Notices       []string                `json:"notices,omitempty" doc:"What an operator should know and act upon, such as what this version cannot restore; shown to administrators"`
 	Quarantined   int                     `json:"quarantined,omitempty" doc:"Objects that the database does not know, and that are kept; shown to administrators"`
-	WentBack      time.Time               `json:"went_back_at,omitzero" doc:"When the database was last found to be older than it had been; shown to administrators"`
-	Unconfirmed   int                     `json:"unconfirmed,omitempty" doc:"Live sandboxes whose records may be older than they are, since then; shown to administrators"`
+	WentBack      time.Time               `json:"went_back_at,omitzero" doc:"When the database was found to be older than it had been. Until an administrator accepts it, no deadline counts; shown to administrators"`
 }

@@ -21,17 +21,17 @@ import (
 // beside is an older build and this one, measured in one run by turns: sample by sample, in a
 // new order each time.
 type beside struct {
-	Before  *build           `json:"before"`
-	Now     *build           `json:"now"`
-	Changes []measure.Change `json:"changes"`
+	Before  *build   `json:"before"`
+	Now     *build   `json:"now"`
+	Changes []Change `json:"changes"`
 }
 
 // build is the programs of one tree, which are asked through the API and the command line that
 // all builds have.
 type build struct {
-	Bin      string      `json:"bin"`
-	Revision string      `json:"revision,omitempty"` // of the tree that Bin is in, if it is in one
-	Metrics  measure.Set `json:"metrics"`
+	Bin      string `json:"bin"`
+	Revision string `json:"revision,omitempty"` // of the tree that Bin is in, if it is in one
+	Metrics  Set    `json:"metrics"`
 
 	broker *broker
 }
@@ -73,7 +73,7 @@ func (b *bench) beside(ctx context.Context) error {
 			return b.takeTurns(ctx, []*build{x.Before, x.Now})
 		})
 	})
-	x.Changes = measure.Compare(&x.Before.Metrics, &x.Now.Metrics)
+	x.Changes = Compare(&x.Before.Metrics, &x.Now.Metrics)
 	b.r.Beside = x
 	return err
 }
@@ -85,13 +85,13 @@ func (b *bench) takeTurns(ctx context.Context, builds []*build) error {
 			return err
 		}
 	}
-	if err := measure.Sleep(ctx, settleTime); err != nil {
+	if err := b.rest(ctx, settleTime); err != nil {
 		return err
 	}
 	for _, x := range builds {
 		x.Metrics.Add(warmServer, "MB", float64(rss(x.broker.pid()))/1e6)
 	}
-	if err := b.alternate(ctx, b.plan(2*b.rounds), builds, func(ctx context.Context, x *build, to *measure.Set) error {
+	if err := b.alternate(ctx, b.plan(2*b.rounds), builds, func(ctx context.Context, x *build, to *Set) error {
 		took, _, _, err := command(ctx, nil, filepath.Join(x.Bin, "sandboxer"), "version")
 		to.Took(saysVersion, took)
 		return err
@@ -103,7 +103,7 @@ func (b *bench) takeTurns(ctx context.Context, builds []*build) error {
 		profiles = append(profiles, struct{ id, name, exec string }{imageProfile, viaAPIImage, apiImageRun})
 	}
 	for _, p := range profiles {
-		if err := b.alternate(ctx, b.plan(b.rounds), builds, func(ctx context.Context, x *build, to *measure.Set) error {
+		if err := b.alternate(ctx, b.plan(b.rounds), builds, func(ctx context.Context, x *build, to *Set) error {
 			return x.broker.life(ctx, to, p.id, p.name)
 		}); err != nil {
 			return err
@@ -118,7 +118,7 @@ func (b *bench) takeTurns(ctx context.Context, builds []*build) error {
 			return err
 		}
 	}
-	if err := b.alternate(ctx, b.plan(b.rounds), builds, func(ctx context.Context, x *build, to *measure.Set) error {
+	if err := b.alternate(ctx, b.plan(b.rounds), builds, func(ctx context.Context, x *build, to *Set) error {
 		return x.broker.claim(ctx, to, besidePool)
 	}); err != nil {
 		return err
@@ -132,12 +132,12 @@ func (b *bench) takeTurns(ctx context.Context, builds []*build) error {
 }
 
 // alternate samples one thing of the builds by turns.
-func (b *bench) alternate(ctx context.Context, p measure.Plan, builds []*build, sample func(ctx context.Context, x *build, to *measure.Set) error) error {
-	var arms []measure.Arm
+func (b *bench) alternate(ctx context.Context, p measure.Plan, builds []*build, sample func(ctx context.Context, x *build, to *Set) error) error {
+	var arms []Arm
 	for _, x := range builds {
-		arms = append(arms, measure.Arm{Name: x.Bin, To: &x.Metrics, Sample: func(ctx context.Context, to *measure.Set) error { return sample(ctx, x, to) }})
+		arms = append(arms, Arm{Name: x.Bin, To: &x.Metrics, Sample: func(ctx context.Context, to *Set) error { return sample(ctx, x, to) }})
 	}
-	_, err := p.Interleave(ctx, arms...)
+	_, err := interleave(ctx, p, arms...)
 	return err
 }
 
@@ -177,7 +177,7 @@ func (b *bench) execsOfOne(ctx context.Context, plan measure.Plan, builds []*bui
 		ids[x] = id
 	}
 	for _, e := range execs {
-		if err := b.alternate(ctx, plan, builds, func(ctx context.Context, x *build, to *measure.Set) error {
+		if err := b.alternate(ctx, plan, builds, func(ctx context.Context, x *build, to *Set) error {
 			begin := time.Now()
 			err := e.run(ctx, x.broker, ids[x])
 			to.Took(e.name, time.Since(begin))
@@ -202,7 +202,7 @@ func (b *bench) idleBeside(ctx context.Context, builds []*build, profile, name s
 			}
 		}
 	}()
-	if err := b.alternate(ctx, p, builds, func(ctx context.Context, x *build, _ *measure.Set) error {
+	if err := b.alternate(ctx, p, builds, func(ctx context.Context, x *build, _ *Set) error {
 		id, err := x.broker.create(ctx, profile)
 		if err != nil {
 			return err
@@ -212,11 +212,11 @@ func (b *bench) idleBeside(ctx context.Context, builds []*build, profile, name s
 	}); err != nil {
 		return err
 	}
-	if err := measure.Sleep(ctx, settleTime); err != nil {
+	if err := b.rest(ctx, settleTime); err != nil {
 		return err
 	}
 	next := map[*build]int{}
-	return b.alternate(ctx, p, builds, func(_ context.Context, x *build, to *measure.Set) error {
+	return b.alternate(ctx, p, builds, func(_ context.Context, x *build, to *Set) error {
 		pids := x.broker.sandboxPIDs(ids[x][next[x]])
 		if next[x]++; len(pids) == 0 {
 			return errors.New("the processes of a sandbox are not to be found")

@@ -29,7 +29,6 @@ import (
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/adapters/local"
 	"github.com/sand-boxer/sandboxer/api"
-	"github.com/sand-boxer/sandboxer/internal/measure"
 )
 
 // broker is a `sandboxer serve` process of our own and a client of it.
@@ -244,7 +243,7 @@ func (b *broker) exec(ctx context.Context, id string, cmd sandboxer.Cmd) error {
 }
 
 // life measures a sandbox from nothing to nothing.
-func (b *broker) life(ctx context.Context, to *measure.Set, profile, what string) error {
+func (b *broker) life(ctx context.Context, to *Set, profile, what string) error {
 	cpu := treeCPU(b.pid())
 	begin := time.Now()
 	id, err := b.create(ctx, profile)
@@ -311,7 +310,7 @@ func (d *direct) exec(ctx context.Context, h sandboxer.Handle, cmd sandboxer.Cmd
 	return err
 }
 
-func (d *direct) life(ctx context.Context, to *measure.Set, image, what string) error {
+func (d *direct) life(ctx context.Context, to *Set, image, what string) error {
 	begin := time.Now()
 	h, err := d.ext.Provision(ctx, d.spec(image))
 	if err != nil {

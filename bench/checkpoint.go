@@ -41,7 +41,8 @@ func (b *bench) checkpoints(ctx context.Context) error {
 	for i := range text {
 		text[i] = "etaoin shrdlu\n(){}"[rnd.IntN(18)]
 	}
-	for i := range 5000 {
+	files := b.count(5000, 50)
+	for i := range files {
 		data := make([]byte, 20_000+rnd.IntN(40_000))
 		if i%2 == 0 {
 			_, _ = src.Read(data)
@@ -65,12 +66,12 @@ func (b *bench) checkpoints(ctx context.Context) error {
 		return m, errors.Join(err, cmd.Wait())
 	}
 	key := ed25519.NewKeyFromSeed(make([]byte, ed25519.SeedSize))
-	arm := func(name string, sample func(ctx context.Context, to *measure.Set) error) measure.Arm {
-		return measure.Arm{Name: name, To: b.to, Sample: sample}
+	arm := func(name string, sample func(ctx context.Context, to *Set) error) Arm {
+		return Arm{Name: name, To: b.to, Sample: sample}
 	}
 	// as is an arm that saves into a place of its own, with what it does then.
-	as := func(name string, e checkpoint.Encoding, then func(s *checkpoint.Store, first *checkpoint.Manifest, to *measure.Set) error) measure.Arm {
-		return arm(name, func(_ context.Context, to *measure.Set) error {
+	as := func(name string, e checkpoint.Encoding, then func(s *checkpoint.Store, first *checkpoint.Manifest, to *Set) error) Arm {
+		return arm(name, func(_ context.Context, to *Set) error {
 			at := filepath.Join(dir, string(e))
 			place, err := checkpoint.OpenDir(at)
 			if err != nil {
@@ -88,15 +89,15 @@ func (b *bench) checkpoints(ctx context.Context) error {
 			return errors.Join(err, place.Close(), os.RemoveAll(at))
 		})
 	}
-	_, err := measure.Plan{Rounds: min(b.rounds, 11), Within: b.within, Each: turnTimeout}.Interleave(ctx,
-		arm(ckptTools, func(ctx context.Context, to *measure.Set) error {
+	_, err := interleave(ctx, measure.Plan{Rounds: min(b.rounds, 11), Within: b.within, Each: turnTimeout},
+		arm(ckptTools, func(ctx context.Context, to *Set) error {
 			took, _, _, err := command(ctx, nil, "sh", "-c", `tar -C "$1" -cf - . | zstd -1 -q -f -o "$2" && sync "$2"`, "sh", tree, filepath.Join(dir, "tar.zst"))
 			to.Took(ckptTools, took)
 			return err
 		}),
-		as(ckptFirst, checkpoint.Chunks, func(s *checkpoint.Store, first *checkpoint.Manifest, to *measure.Set) error {
+		as(ckptFirst, checkpoint.Chunks, func(s *checkpoint.Store, first *checkpoint.Manifest, to *Set) error {
 			for i := range 10 {
-				if err := os.WriteFile(name(i*455), fmt.Appendf(nil, "changed %d", rnd.Uint64()), 0o644); err != nil {
+				if err := os.WriteFile(name(i*(files/11)), fmt.Appendf(nil, "changed %d", rnd.Uint64()), 0o644); err != nil {
 					return err
 				}
 			}
@@ -109,7 +110,7 @@ func (b *bench) checkpoints(ctx context.Context) error {
 			to.Add(ckptAdded, "%", 100*float64(second.Stored)/float64(first.Stored))
 			return nil
 		}),
-		as(ckptStream, checkpoint.Stream, func(*checkpoint.Store, *checkpoint.Manifest, *measure.Set) error { return nil }))
+		as(ckptStream, checkpoint.Stream, func(*checkpoint.Store, *checkpoint.Manifest, *Set) error { return nil }))
 	if err != nil {
 		return err
 	}

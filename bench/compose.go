@@ -25,7 +25,6 @@ const (
 	handUp      = "by hand over ssh: docker compose up --wait"
 	handDown    = "by hand over ssh: docker compose down -v -t 0"
 	handSix     = "by hand over ssh: docker compose up --wait, six at once"
-	abreast     = 6
 
 	buildCold = "compose over ssh, three builds: create to ready, nothing built before"
 	buildWarm = "compose over ssh, three builds: create to ready, layers there"
@@ -45,11 +44,11 @@ const buildFile = `services:
 volumes: {data: {}}
 `
 
-// dockerfile takes a second of work in a step that depends on nonce.
+// dockerfile takes so many seconds of work in a step that depends on nonce.
 const dockerfile = `FROM %s
 ENV NONCE=%s
 COPY . /app
-RUN sleep 1 && echo "$NONCE" >/built
+RUN sleep %d && echo "$NONCE" >/built
 CMD ["sleep", "100000"]
 `
 
@@ -161,13 +160,13 @@ func (b *bench) projects(ctx context.Context, h *harness) error {
 		for _, name := range []string{"web", "api", "worker"} {
 			err = errors.Join(err, os.MkdirAll(filepath.Join(local, name), 0o755),
 				os.WriteFile(filepath.Join(local, name, "main.txt"), []byte(name+" "+nonce), 0o644),
-				os.WriteFile(filepath.Join(local, name, "Dockerfile"), fmt.Appendf(nil, dockerfile, b.docker.name, name+nonce), 0o644))
+				os.WriteFile(filepath.Join(local, name, "Dockerfile"), fmt.Appendf(nil, dockerfile, b.docker.name, name+nonce, b.count(1, 0)), 0o644))
 		}
 		return errors.Join(err, os.WriteFile(filepath.Join(local, "compose.yaml"), []byte(buildFile), 0o644))
 	}
 	nonces := 0
 	// builds is one project built for the first time and again, by one of two ways.
-	builds := func(to *measure.Set, up func() (time.Duration, func() (time.Duration, error), error), cold, warm, gone string) error {
+	builds := func(to *Set, up func() (time.Duration, func() (time.Duration, error), error), cold, warm, gone string) error {
 		nonces++
 		if err := write(fmt.Sprint(os.Getpid(), "-", nonces)); err != nil {
 			return err
@@ -185,11 +184,11 @@ func (b *bench) projects(ctx context.Context, h *harness) error {
 		}
 		return nil
 	}
-	var arms []measure.Arm
-	arm := func(name string, sample func(ctx context.Context, to *measure.Set) error) {
-		arms = append(arms, measure.Arm{Name: name, To: b.to, Sample: sample})
+	var arms []Arm
+	arm := func(name string, sample func(ctx context.Context, to *Set) error) {
+		arms = append(arms, Arm{Name: name, To: b.to, Sample: sample})
 	}
-	arm(buildWarm, func(ctx context.Context, to *measure.Set) error {
+	arm(buildWarm, func(ctx context.Context, to *Set) error {
 		return builds(to, func() (time.Duration, func() (time.Duration, error), error) {
 			start := time.Now()
 			sb, err := b.broker.Create(ctx, api.CreateSandbox{Profile: composeProfile, Inputs: map[string]string{"repo": local}})
@@ -199,7 +198,7 @@ func (b *bench) projects(ctx context.Context, h *harness) error {
 			return time.Since(start), func() (time.Duration, error) { return destroy(sb.ID) }, nil
 		}, buildCold, buildWarm, buildDown)
 	})
-	arm(handWarm, func(ctx context.Context, to *measure.Set) error {
+	arm(handWarm, func(ctx context.Context, to *Set) error {
 		in := func(args ...string) (time.Duration, error) {
 			return there(ctx, copied, "DOCKER_BUILDKIT=0 "+sshrun.Quote(append([]string{"docker", "compose", "-p", "built"}, args...)...))
 		}
@@ -213,10 +212,14 @@ func (b *bench) projects(ctx context.Context, h *harness) error {
 			if err != nil {
 				return 0, nil, errors.Join(err, func() error { _, err := in("down", "-v", "-t", "0"); return err }())
 			}
-			return took, func() (time.Duration, error) { return in("down", "-v") }, nil
+			down := []string{"down", "-v"} // waits ten seconds for each service before it kills it
+			if b.once {
+				down = append(down, "-t", "0")
+			}
+			return took, func() (time.Duration, error) { return in(down...) }, nil
 		}, handCold, handWarm, handGone)
 	})
-	arm(withDead, func(ctx context.Context, to *measure.Set) error {
+	arm(withDead, func(ctx context.Context, to *Set) error {
 		dead, err := net.Listen("tcp", "127.0.0.1:0") // it takes connections and never speaks
 		if err != nil {
 			return err
@@ -235,7 +238,7 @@ func (b *bench) projects(ctx context.Context, h *harness) error {
 		_, err = destroy(id)
 		return errors.Join(err, registry.Remove(away.Name))
 	})
-	arm(composeUp, func(ctx context.Context, to *measure.Set) error {
+	arm(composeUp, func(ctx context.Context, to *Set) error {
 		id, took, err := create(ctx)
 		if err != nil {
 			return err
@@ -245,29 +248,30 @@ func (b *bench) projects(ctx context.Context, h *harness) error {
 		to.Took(composeDown, gone)
 		return err
 	})
-	arm(handUp, func(ctx context.Context, to *measure.Set) error {
+	arm(handUp, func(ctx context.Context, to *Set) error {
 		took, err := hand(ctx, "hand", "up", "-d", "--wait")
 		gone, derr := handDownAll("hand")
 		to.Took(handUp, took)
 		to.Took(handDown, gone)
 		return errors.Join(err, derr)
 	})
-	// together calls f six times at once.
+	abreast := b.count(6, 2)
+	// together makes the calls of f at once.
 	together := func(f func(i int) error) (time.Duration, error) {
 		took, failed := measure.Load{Count: abreast}.Run(ctx, f)
 		return took, errors.Join(append(failed, ctx.Err())...)
 	}
 	// six is an arm that has a turn in every third round.
-	six := func(name string, sample func(ctx context.Context, to *measure.Set) error) {
+	six := func(name string, sample func(ctx context.Context, to *Set) error) {
 		round := 0
-		arm(name, func(ctx context.Context, to *measure.Set) error {
+		arm(name, func(ctx context.Context, to *Set) error {
 			if round++; round%3 != 1 {
 				return nil
 			}
 			return sample(ctx, to)
 		})
 	}
-	six(composeSix, func(ctx context.Context, to *measure.Set) error {
+	six(composeSix, func(ctx context.Context, to *Set) error {
 		ids := make([]string, abreast)
 		took, err := together(func(i int) (err error) { ids[i], _, err = create(ctx); return err })
 		_, derr := together(func(i int) error {
@@ -280,7 +284,7 @@ func (b *bench) projects(ctx context.Context, h *harness) error {
 		to.Took(composeSix, took)
 		return errors.Join(err, derr)
 	})
-	six(handSix, func(ctx context.Context, to *measure.Set) error {
+	six(handSix, func(ctx context.Context, to *Set) error {
 		took, err := together(func(i int) error { _, err := hand(ctx, fmt.Sprintf("hand%d", i), "up", "-d", "--wait"); return err })
 		_, derr := together(func(i int) error { _, err := handDownAll(fmt.Sprintf("hand%d", i)); return err })
 		to.Took(handSix, took)
@@ -297,9 +301,9 @@ func (b *bench) projects(ctx context.Context, h *harness) error {
 	}
 	rounds := max(3, b.rounds/4)
 	if b.quick {
-		rounds = 3
+		rounds = b.count(3, 1)
 	}
-	_, err = measure.Plan{Rounds: rounds, Within: b.within, Each: turnTimeout}.Interleave(ctx, arms...)
+	_, err = interleave(ctx, measure.Plan{Rounds: rounds, Within: b.within, Each: turnTimeout}, arms...)
 	return err
 }
 

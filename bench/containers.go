@@ -74,16 +74,16 @@ func (b *bench) onEngine(ctx context.Context, br *broker, size int) error {
 	if err := b.docker.start(ctx); err != nil {
 		return err
 	}
-	var arms []measure.Arm
-	arm := func(name string, sample func(ctx context.Context, to *measure.Set) error) {
-		arms = append(arms, measure.Arm{Name: name, To: b.to, Sample: sample})
+	var arms []Arm
+	arm := func(name string, sample func(ctx context.Context, to *Set) error) {
+		arms = append(arms, Arm{Name: name, To: b.to, Sample: sample})
 	}
 	gone := func(ctx context.Context, id string) (time.Duration, error) {
 		begin := time.Now()
 		_, err := br.Destroy(context.WithoutCancel(ctx), id, true)
 		return time.Since(begin), err
 	}
-	arm(containerUp, func(ctx context.Context, to *measure.Set) error {
+	arm(containerUp, func(ctx context.Context, to *Set) error {
 		begin := time.Now()
 		id, err := br.create(ctx, dockerProfile)
 		if err == nil {
@@ -98,24 +98,24 @@ func (b *bench) onEngine(ctx context.Context, br *broker, size int) error {
 		to.Took(containerDown, down)
 		return err
 	})
-	arm(byHandUp, func(ctx context.Context, to *measure.Set) error {
+	arm(byHandUp, func(ctx context.Context, to *Set) error {
 		up, down, err := b.docker.life(ctx)
 		to.Took(byHandUp, up)
 		to.Took(byHandDown, down)
 		return err
 	})
-	arm(containerExec, func(ctx context.Context, to *measure.Set) error {
+	arm(containerExec, func(ctx context.Context, to *Set) error {
 		begin := time.Now()
 		err := br.run(ctx, running)
 		to.Took(containerExec, time.Since(begin))
 		return err
 	})
-	arm(byHandExec, func(ctx context.Context, to *measure.Set) error {
+	arm(byHandExec, func(ctx context.Context, to *Set) error {
 		took, err := b.docker.exec(ctx)
 		to.Took(byHandExec, took)
 		return err
 	})
-	arm(containerClaim, func(ctx context.Context, to *measure.Set) error {
+	arm(containerClaim, func(ctx context.Context, to *Set) error {
 		begin := time.Now()
 		id, err := br.create(ctx, dockerPool)
 		if err == nil {
@@ -130,19 +130,19 @@ func (b *bench) onEngine(ctx context.Context, br *broker, size int) error {
 		}
 		return br.fill(ctx, dockerPool, size)
 	})
-	arm(byHandRun, func(ctx context.Context, to *measure.Set) error {
+	arm(byHandRun, func(ctx context.Context, to *Set) error {
 		took, err := b.docker.run(ctx)
 		to.Took(byHandRun, took)
 		return err
 	})
 	rounds := max(5, b.rounds/2)
 	if b.quick {
-		rounds = 3
+		rounds = b.count(3, 1)
 	}
-	if _, err := b.plan(rounds).Interleave(ctx, arms...); err != nil {
+	if _, err := interleave(ctx, b.plan(rounds), arms...); err != nil {
 		return err
 	}
-	for range max(3, rounds/4) {
+	for range b.count(max(3, rounds/4), 1) {
 		if err := errors.Join(b.readyContainer(ctx, br), b.deadContainer(ctx, br), b.oneContainer(ctx, br)); err != nil {
 			return err
 		}
@@ -203,7 +203,7 @@ func (b *bench) deadContainer(ctx context.Context, br *broker) error {
 
 // oneContainer asks for one ID twenty times at once, and counts what comes of it.
 func (b *bench) oneContainer(ctx context.Context, br *broker) error {
-	const n = 20
+	n := b.count(20, 3)
 	id := "same-" + strings.ToLower(sandboxer.NewID())
 	answers := make([]string, n)
 	_, failed := measure.Load{Count: n}.Run(ctx, func(i int) error {

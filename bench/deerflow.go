@@ -43,7 +43,7 @@ func (b *bench) deerflow(ctx context.Context) error {
 	l.Close()
 	files := map[string]string{
 		deerflowProfile: like(deerflowProfile, "idle: 10m\non_idle: pause\nauto_resume: true"),
-		"config":        fmt.Sprintf("listen: %s\ndeerflow: true\ndeerflow_anonymous: true\ndeerflow_profile: %s\n", addr, deerflowProfile),
+		"config":        fmt.Sprintf("listen: %s\ndeerflow: true\ndeerflow_anonymous: true\ndeerflow_no_proxy: true\ndeerflow_profile: %s\n", addr, deerflowProfile),
 	}
 	return b.withServer(ctx, b.bin, "w", files, func(br *broker) error {
 		d := &door{base: "http://" + addr, http: &http.Client{Timeout: time.Minute, Transport: &http.Transport{MaxIdleConnsPerHost: 16}}}
@@ -65,16 +65,16 @@ func (b *bench) byDoor(ctx context.Context, br *broker, d *door) error {
 	if err := s.bash(ctx, fmt.Sprintf("head -c %d /dev/zero >%s", doorFileSize, file)); err != nil {
 		return err
 	}
-	arm := func(name string, do func(ctx context.Context) error) measure.Arm {
-		return measure.Arm{Name: name, To: b.to, Sample: func(ctx context.Context, to *measure.Set) error {
+	arm := func(name string, do func(ctx context.Context) error) Arm {
+		return Arm{Name: name, To: b.to, Sample: func(ctx context.Context, to *Set) error {
 			begin := time.Now()
 			err := do(ctx)
 			to.Took(name, time.Since(begin))
 			return err
 		}}
 	}
-	rate := func(name string, read func(ctx context.Context) (io.ReadCloser, error)) measure.Arm {
-		return measure.Arm{Name: name, To: b.to, Sample: func(ctx context.Context, to *measure.Set) error {
+	rate := func(name string, read func(ctx context.Context) (io.ReadCloser, error)) Arm {
+		return Arm{Name: name, To: b.to, Sample: func(ctx context.Context, to *Set) error {
 			begin := time.Now()
 			r, err := read(ctx)
 			if err != nil {
@@ -89,7 +89,7 @@ func (b *bench) byDoor(ctx context.Context, br *broker, d *door) error {
 			return err
 		}}
 	}
-	_, err = b.plan(b.rounds).Interleave(ctx,
+	_, err = interleave(ctx, b.plan(b.rounds),
 		arm(doorExec, func(ctx context.Context) error { return s.bash(ctx, "true") }),
 		arm(doorOwnExec, func(ctx context.Context) error {
 			x, err := br.Run(ctx, s.id, api.Exec{Args: []string{"bash", "-c", "true"}})
@@ -117,7 +117,7 @@ var workloads = []struct{ name, command string }{
 func (b *bench) scenarios(ctx context.Context, br *broker, d *door) error {
 	rounds := max(3, b.rounds/5)
 	if b.quick {
-		rounds = 2
+		rounds = b.count(2, 1)
 	}
 	series := func(scenario, what string) string { return "deer-flow, " + scenario + ": " + what }
 	turn := func(scenario, thread, workload string) (*inside, error) {
@@ -162,7 +162,7 @@ func (b *bench) scenarios(ctx context.Context, br *broker, d *door) error {
 		}
 	}
 	// More threads at once than deer-flow keeps sandboxes.
-	const many = 4 * replicas
+	many := b.count(4*replicas, replicas+1)
 	for range max(1, rounds/3) {
 		threads := make([]string, many)
 		for i := range threads {
@@ -194,7 +194,7 @@ func (b *bench) scenarios(ctx context.Context, br *broker, d *door) error {
 	}
 	// As many at once as deer-flow keeps (three), and more: each goes when its turn is over.
 	for range rounds {
-		threads := make([]string, 2*replicas)
+		threads := make([]string, b.count(2*replicas, replicas+1))
 		for i := range threads {
 			threads[i] = next("pressure")
 		}

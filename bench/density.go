@@ -78,7 +78,7 @@ func (b *bench) snapshots(ctx context.Context) error {
 	}
 	defer b.forget(ctx, id)
 	// saveAndRestore saves the sandbox, makes a copy, and forgets both.
-	saveAndRestore := func(ctx context.Context, to *measure.Set, saved, restored string, exec bool) error {
+	saveAndRestore := func(ctx context.Context, to *Set, saved, restored string, exec bool) error {
 		begin := time.Now()
 		s, err := b.broker.Snapshot(ctx, id, api.CreateSnapshot{Kind: sandboxer.SnapshotNative})
 		if err != nil {
@@ -98,35 +98,35 @@ func (b *bench) snapshots(ctx context.Context) error {
 		_, derr := b.broker.DropSnapshot(ctx, s.ID)
 		return errors.Join(err, derr)
 	}
-	arm := func(name string, sample func(ctx context.Context, to *measure.Set) error) measure.Arm {
-		return measure.Arm{Name: name, To: b.to, Sample: sample}
+	arm := func(name string, sample func(ctx context.Context, to *Set) error) Arm {
+		return Arm{Name: name, To: b.to, Sample: sample}
 	}
-	small := []measure.Arm{arm(snapSmall, func(ctx context.Context, to *measure.Set) error {
+	small := []Arm{arm(snapSmall, func(ctx context.Context, to *Set) error {
 		return saveAndRestore(ctx, to, snapSmall, snapFirst, true)
 	})}
 	if b.runsc != nil {
-		small = append(small, arm(snapRunsc, func(ctx context.Context, to *measure.Set) error {
+		small = append(small, arm(snapRunsc, func(ctx context.Context, to *Set) error {
 			took, _, err := b.runsc.run(ctx)
 			to.Took(snapRunsc, took)
 			return err
 		}))
 	}
-	if _, err := (measure.Plan{Rounds: 10, WarmUp: 1, Within: b.within, Each: turnTimeout}).Interleave(ctx, small...); err != nil {
+	if _, err := interleave(ctx, measure.Plan{Rounds: b.count(10, 1), WarmUp: b.count(1, 0), Within: b.within, Each: turnTimeout}, small...); err != nil {
 		return err
 	}
-	if err := b.sh(ctx, id, holding(200_000_000)); err != nil {
+	if err := b.sh(ctx, id, holding(b.count(200_000_000, 2_000_000))); err != nil {
 		return err
 	}
-	_, err = measure.Plan{Rounds: 5, Within: b.within, Each: turnTimeout}.Interleave(ctx,
-		arm(snapBig, func(ctx context.Context, to *measure.Set) error {
+	_, err = interleave(ctx, measure.Plan{Rounds: b.count(5, 1), Within: b.within, Each: turnTimeout},
+		arm(snapBig, func(ctx context.Context, to *Set) error {
 			return saveAndRestore(ctx, to, snapBig, snapBigUp, false)
 		}),
-		arm(snapFill, func(_ context.Context, to *measure.Set) error {
-			took, err := fillMemory(200_000_000)
+		arm(snapFill, func(_ context.Context, to *Set) error {
+			took, err := fillMemory(b.count(200_000_000, 2_000_000))
 			to.Took(snapFill, took)
 			return err
 		}),
-		arm(snapCold, func(ctx context.Context, to *measure.Set) error {
+		arm(snapCold, func(ctx context.Context, to *Set) error {
 			begin := time.Now()
 			cold, err := b.broker.create(ctx, profile)
 			if err != nil {
@@ -140,7 +140,7 @@ func (b *bench) snapshots(ctx context.Context) error {
 		return err
 	}
 	begin := time.Now()
-	forked, err := b.broker.Fork(ctx, id, api.ForkSandbox{Count: 20})
+	forked, err := b.broker.Fork(ctx, id, api.ForkSandbox{Count: b.count(20, 2)})
 	if err != nil {
 		return err
 	}
@@ -148,7 +148,9 @@ func (b *bench) snapshots(ctx context.Context) error {
 	for _, sb := range forked.Items {
 		defer b.forget(ctx, sb.ID)
 	}
-	time.Sleep(2 * time.Second) // gVisor loads the last pages behind
+	if err := b.rest(ctx, 2*time.Second); err != nil { // gVisor loads the last pages later
+		return err
+	}
 	pids := gvisor(filepath.Join(b.broker.stateDir(), "run"))
 	for _, sb := range forked.Items {
 		b.to.Add(forkPSS, "MB", float64(memoryOf(pids[sb.ID+"-g1"]))/1e6)
@@ -180,12 +182,12 @@ func fillMemory(n int) (time.Duration, error) {
 
 // density has a hundred sandboxes do nothing.
 func (b *bench) density(ctx context.Context) error {
-	const n = 100
+	n := b.count(100, 3)
 	profile := plainProfile
 	if b.image != "" {
 		profile = imageProfile
 	}
-	before, err := settled()
+	before, err := b.settledMemory()
 	if err != nil {
 		return err
 	}
@@ -204,11 +206,11 @@ func (b *bench) density(ctx context.Context) error {
 		}
 	}
 	b.r.fact("100 idle sandboxes", "made one after the other in %.1f s", time.Since(begin).Seconds())
-	after, err := settled()
+	after, err := b.settledMemory()
 	if err != nil {
 		return err
 	}
-	b.to.Add(densityMem, "MB", float64(before-after)/n/1e6)
+	b.to.Add(densityMem, "MB", float64(before-after)/float64(n)/1e6)
 	all := gvisor(filepath.Join(b.broker.stateDir(), "run"))
 	var pids []int
 	for _, id := range ids {
@@ -216,18 +218,19 @@ func (b *bench) density(ctx context.Context) error {
 	}
 	if d, ok := onCPU(pids); ok {
 		begin := time.Now()
-		time.Sleep(10 * time.Second)
+		if err := b.rest(ctx, 10*time.Second); err != nil {
+			return err
+		}
 		later, _ := onCPU(pids)
-		b.to.Add(densityCPU, "%", 100*float64(later-d)/float64(time.Since(begin))/n)
+		b.to.Add(densityCPU, "%", 100*float64(later-d)/float64(time.Since(begin))/float64(n))
 	}
 	return ctx.Err()
 }
 
-// settled is available once that stands still: what was measured before may still be on
-// its way out.
-func settled() (int64, error) {
+// settledMemory returns available when it no longer changes: the memory of what was measured before may not be free yet.
+func (b *bench) settledMemory() (int64, error) {
 	last, err := available()
-	for range 30 {
+	for range b.count(30, 0) {
 		if err != nil {
 			break
 		}
@@ -259,7 +262,7 @@ func available() (int64, error) {
 
 // burst asks for fifty lives at the same moment.
 func (b *bench) burst(ctx context.Context) error {
-	const n = 50
+	n := b.count(50, 4)
 	profile := plainProfile
 	if b.image != "" {
 		profile = imageProfile
@@ -271,7 +274,7 @@ func (b *bench) burst(ctx context.Context) error {
 		}
 		return n - len(failed), took
 	}
-	for range 3 {
+	for range b.count(3, 1) {
 		good, took := all(func() error {
 			id, err := b.broker.create(ctx, profile)
 			if err != nil {
@@ -285,7 +288,7 @@ func (b *bench) burst(ctx context.Context) error {
 			b.say("the server of the failed lives said:\n" + b.broker.said())
 		}
 		b.to.Rate(burstRate, "1/s", float64(good)/took.Seconds())
-		b.to.Rate(burstGood, "%", 100*float64(good)/n)
+		b.to.Rate(burstGood, "%", 100*float64(good)/float64(n))
 		if b.docker != nil {
 			good, took := all(func() error { _, err := b.docker.run(ctx); return err })
 			b.to.Rate(burstDocker, "1/s", float64(good)/took.Seconds())
@@ -322,7 +325,7 @@ func (b *broker) fill(ctx context.Context, profile string, size int) error {
 
 // claim measures a warm sandbox until its first command has ended, and returns when the pool
 // is full again, and so nothing is made any more.
-func (b *broker) claim(ctx context.Context, to *measure.Set, size int) error {
+func (b *broker) claim(ctx context.Context, to *Set, size int) error {
 	begin := time.Now()
 	id, err := b.create(ctx, poolProfile)
 	claimed := time.Now()
@@ -343,14 +346,14 @@ func (b *broker) claim(ctx context.Context, to *measure.Set, size int) error {
 // pool claims warm sandboxes, one a second, of a server of its own: what fills the pool
 // again is not to be in the way of anything else.
 func (b *bench) pool(ctx context.Context) error {
-	const size = 4
+	size := b.count(4, 1)
 	return b.withServer(ctx, b.bin, "p", map[string]string{poolProfile: b.pooled(size)}, func(br *broker) error {
 		if err := br.fill(ctx, poolProfile, size); err != nil {
 			return err
 		}
-		arms := []measure.Arm{{Name: claimFirst, To: b.to, Sample: func(ctx context.Context, to *measure.Set) error { return br.claim(ctx, to, size) }}}
+		arms := []Arm{{Name: claimFirst, To: b.to, Sample: func(ctx context.Context, to *Set) error { return br.claim(ctx, to, size) }}}
 		if b.runsc != nil {
-			arms = append(arms, measure.Arm{Name: claimRunsc, To: b.to, Sample: func(ctx context.Context, to *measure.Set) error {
+			arms = append(arms, Arm{Name: claimRunsc, To: b.to, Sample: func(ctx context.Context, to *Set) error {
 				took, _, err := b.runsc.run(ctx)
 				to.Took(claimRunsc, took)
 				return err
@@ -367,7 +370,7 @@ func (b *bench) pool(ctx context.Context) error {
 			}
 			return say(n)
 		}
-		rounds, err := p.Interleave(ctx, arms...)
+		rounds, err := interleave(ctx, p, arms...)
 		if err != nil {
 			return err
 		}
@@ -392,16 +395,15 @@ func (b *bench) network(ctx context.Context) error {
 	if err := os.MkdirAll(helpers, 0o755); err != nil {
 		return err
 	}
-	if _, _, _, err := command(ctx, nil, "go", "test", "-c", "-o", test, "./adapters/local"); err != nil {
+	if err := compile(ctx, "test", "-c", "-vet=off", "-trimpath", "-o", test, module+"/adapters/local"); err != nil {
 		return err
 	}
-	const module = "github.com/sand-boxer/sandboxer/"
-	if _, _, _, err := command(ctx, []string{"CGO_ENABLED=0"}, "go", "build", "-trimpath", "-ldflags=-s -w", "-o", helpers+"/",
-		module+"cmd/sandboxer-runner", module+"cmd/sandboxer-agent", module+"adapters/local/testdata/tool"); err != nil {
+	if err := compile(ctx, "build", "-trimpath", "-ldflags=-s -w", "-o", helpers+"/",
+		module+"/cmd/sandboxer-runner", module+"/cmd/sandboxer-agent", module+"/adapters/local/testdata/tool"); err != nil {
 		return err
 	}
-	for range 3 {
-		out, _, err := benchmark(ctx, test, b.base, "BenchmarkNetwork", "10x", "SANDBOXER_TEST_HELPERS="+helpers)
+	for range b.count(3, 1) {
+		out, _, err := b.benchmark(ctx, test, "BenchmarkNetwork", fmt.Sprint(b.count(10, 1), "x"), "SANDBOXER_TEST_HELPERS="+helpers)
 		if err != nil {
 			return err
 		}

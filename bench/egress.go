@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
-	"github.com/sand-boxer/sandboxer/internal/measure"
 	"github.com/sand-boxer/sandboxer/internal/namespaces"
 )
 
@@ -49,21 +48,21 @@ func (b *bench) egress(ctx context.Context, br *broker) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, stop()) }()
-	var arms []measure.Arm
+	var arms []Arm
 	for name, profile := range map[string]string{containerOut: dockerOut, ownOut: localOut} {
 		id, err := br.create(ctx, profile)
 		if err != nil {
 			return err
 		}
 		defer func() { _, _ = br.Destroy(context.WithoutCancel(ctx), id, true) }()
-		arms = append(arms, measure.Arm{Name: name, To: b.to, Sample: func(ctx context.Context, to *measure.Set) error {
+		arms = append(arms, Arm{Name: name, To: b.to, Sample: func(ctx context.Context, to *Set) error {
 			begin := time.Now()
 			err := br.exec(ctx, id, sandboxer.Cmd{Args: []string{"busybox", "wget", "-q", "-O", "/dev/null", url}})
 			to.Rate(name, "MB/s", outSize/1e6/time.Since(begin).Seconds())
 			return err
 		}})
 	}
-	_, err = b.plan(max(5, b.rounds/4)).Interleave(ctx, arms...)
+	_, err = interleave(ctx, b.plan(b.count(max(5, b.rounds/4), 1)), arms...)
 	return err
 }
 

@@ -112,15 +112,22 @@ func (r *runsc) close() error {
 	return errors.Join(err, sweepUp(r.dir, ""))
 }
 
-// buildRunsc builds gVisor's command line of the version in go.mod.
-func buildRunsc(ctx context.Context, to string) error {
-	_, _, _, err := command(ctx, []string{"CGO_ENABLED=0"}, "go", "build", "-o", to, "gvisor.dev/gvisor/runsc")
+// compile runs the go command in the directory of sandboxer's module. The module of bench requires less than the tests of
+// that module, and than runsc.
+func compile(ctx context.Context, args ...string) error {
+	list := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}", module)
+	dir, err := list.Output()
+	if err != nil {
+		return fmt.Errorf("%s: %w (run bench in the source of sandboxer)", list, err)
+	}
+	_, _, _, err = command(ctx, []string{"CGO_ENABLED=0"}, append([]string{"go", "-C", strings.TrimSpace(string(dir))}, args...)...)
 	return err
 }
 
 // docker is a Docker engine, whichever the docker command finds.
 type docker struct {
-	name string // of the image, the running container and a label of all
+	name    string // of the image, the running container and a label of all
+	started bool   // the running container
 }
 
 // findDocker says which engine answers.
@@ -152,8 +159,13 @@ func (d *docker) run(ctx context.Context) (time.Duration, error) {
 	return took, err
 }
 
+// start makes sure that the container that others enter runs.
 func (d *docker) start(ctx context.Context) error {
+	if d.started {
+		return nil
+	}
 	_, _, _, err := command(ctx, nil, append(d.args("--detach", "--name="+d.name), "sleep", "100000")...)
+	d.started = err == nil
 	return err
 }
 

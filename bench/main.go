@@ -32,6 +32,7 @@ type options struct {
 	rounds  int
 	within  time.Duration // of the rounds of one step; 0 is any time
 	quick   bool
+	once    bool // every part once and as small as it can be: what it finds is no figure
 	out     string
 	against string // a file that out was in another run
 	dir     string
@@ -41,7 +42,8 @@ type options struct {
 // The steps that can be asked for alone.
 const (
 	prepareStep    = "preparing"
-	beforeStep     = "beside an older build"
+	startStep      = "starting what is measured while it runs"
+	beforeStep     = "next to an older build"
 	checkpointStep = "checkpoints"
 	snapshotStep   = "snapshots with memory"
 	idleStep       = "a hundred idle sandboxes"
@@ -57,7 +59,7 @@ func main() {
 	runtime.LockOSThread()
 	var o options
 	flag.StringVar(&o.bin, "bin", "bin", "directory with sandboxer, sandboxer-runner and sandboxer-agent")
-	flag.StringVar(&o.before, "before", "", "directory with the same of an older build, which is measured beside them sample by sample")
+	flag.StringVar(&o.before, "before", "", "directory with the same programs of an older build; each sample measures both")
 	flag.StringVar(&o.runsc, "runsc", "", "gVisor's command line; empty means runsc in -bin, or a fresh build; none leaves it out")
 	flag.IntVar(&o.rounds, "n", 50, "rounds")
 	flag.DurationVar(&o.within, "within", 0, "begin no further round of a step after this time; 0 means -n rounds however long they take")
@@ -108,11 +110,11 @@ func main() {
 		r, err = run(ctx, o, func(s string) { fmt.Fprintln(stderr, "bench: "+s) })
 	}
 	stop()
-	if err == nil {
+	if r != nil {
 		if former != nil {
 			r.compare(former, o.against)
 		}
-		err = errors.Join(r.print(stdout), r.write(o.out))
+		err = errors.Join(err, r.print(stdout), r.write(o.out))
 	}
 	if err != nil {
 		fmt.Fprintln(stderr, "bench:", err)
@@ -125,7 +127,7 @@ type bench struct {
 	options
 	say  func(string)
 	r    *report
-	to   *measure.Set // the series of r
+	to   *Set // the series of r
 	base string
 
 	image, archive, root string // of busybox; empty without one
@@ -141,7 +143,8 @@ type bench struct {
 	undo []func() error
 }
 
-// run measures what o asks for.
+// run measures what o asks for. A part that fails is in the report and in the error; what
+// the others measured counts.
 func run(ctx context.Context, o options, say func(string)) (_ *report, err error) {
 	b := &bench{options: o, say: say, echoes: map[string]*echo{}}
 	b.r = &report{Time: time.Now().UTC().Truncate(time.Second), Revision: revision(ctx, "."), Machine: thisMachine(), Rounds: o.rounds}
@@ -171,49 +174,80 @@ func run(ctx context.Context, o options, say func(string)) (_ *report, err error
 	}()
 	steps := []struct {
 		what string
+		uses string // a step that has to have worked
 		slow bool
 		do   func(context.Context) error
 	}{
-		{prepareStep, false, b.prepare},
-		{"measuring the idle server", false, b.idleServer},
-		{"starting what is measured while it runs", false, b.startAll},
-		{"rounds", false, b.engines},
-		{"idle sandboxes", false, b.idle},
-		{beforeStep, false, b.beside},
-		{"lives that should leave nothing", true, b.cycles},
-		{"the manager on the fake", true, b.manager},
-		{checkpointStep, true, b.checkpoints},
-		{idleStep, true, b.density},
-		{snapshotStep, true, b.snapshots},
-		{burstStep, true, b.burst},
-		{poolStep, true, b.pool},
-		{networkStep, true, b.network},
-		{sshStep, false, b.overSSH},
-		{composeStep, true, b.composeProjects},
-		{containersStep, true, b.containers},
-		{deerflowStep, true, b.deerflow},
+		{prepareStep, "", false, b.prepare},
+		{"measuring the idle server", prepareStep, false, b.idleServer},
+		{startStep, prepareStep, false, b.startAll},
+		{"rounds", startStep, false, b.engines},
+		{"idle sandboxes", startStep, false, b.idle},
+		{beforeStep, "", false, b.beside},
+		{"lives that should leave nothing", prepareStep, true, b.cycles},
+		{"the manager on the fake", "", true, b.manager},
+		{checkpointStep, "", true, b.checkpoints},
+		{idleStep, prepareStep, true, b.density},
+		{snapshotStep, prepareStep, true, b.snapshots},
+		{burstStep, prepareStep, true, b.burst},
+		{poolStep, prepareStep, true, b.pool},
+		{networkStep, "", true, b.network},
+		{sshStep, "", false, b.overSSH},
+		{composeStep, prepareStep, true, b.composeProjects},
+		{containersStep, prepareStep, true, b.containers},
+		{deerflowStep, "", true, b.deerflow},
 	}
+	useless := map[string]bool{} // steps that failed, or were left out for that
 	for _, s := range steps {
 		if o.only != nil && !slices.Contains(o.only, s.what) || s.what == beforeStep && b.before == "" {
 			continue
 		}
-		if s.slow && o.quick {
+		if s.slow && o.quick && !o.once {
 			b.r.skip("%s (-quick)", s.what)
 			continue
 		}
+		if useless[s.uses] {
+			useless[s.what] = true
+			b.r.skip("%s: %s failed", s.what, s.uses)
+			continue
+		}
 		say(s.what)
-		if err := s.do(ctx); err != nil {
-			if b.broker != nil && b.broker.said() != "" {
-				say("the server said:\n" + b.broker.said())
-			}
-			if ctx.Err() != nil {
-				err = errors.New("interrupted")
-			}
-			return nil, fmt.Errorf("%s: %w", s.what, err)
+		failed := s.do(ctx)
+		if failed == nil {
+			continue
+		}
+		useless[s.what] = true
+		if ctx.Err() != nil {
+			failed = errors.New("interrupted")
+		} else if b.broker != nil && b.broker.said() != "" {
+			say("the server said:\n" + b.broker.said())
+		}
+		failed = fmt.Errorf("%s: %w", s.what, failed)
+		say("FAILED: " + failed.Error())
+		b.r.Failed = append(b.r.Failed, failed.Error())
+		err = errors.Join(err, failed)
+		if ctx.Err() != nil {
+			break
 		}
 	}
 	b.bars()
-	return b.r, nil
+	return b.r, err
+}
+
+// count is how many of something a part makes: full, or in a run of everything once a few.
+func (b *bench) count(full, few int) int {
+	if b.once {
+		return few
+	}
+	return full
+}
+
+// rest waits for what was started to come to rest. A run of everything once does not wait: nobody reads its figures.
+func (b *bench) rest(ctx context.Context, d time.Duration) error {
+	if b.once {
+		return ctx.Err()
+	}
+	return measure.Sleep(ctx, d)
 }
 
 // revision is that of the tree that dir is in, "" if it is in none.
@@ -327,7 +361,8 @@ func (b *bench) findRunsc(ctx context.Context) error {
 		bin = filepath.Join(b.bin, "runsc")
 		if _, err := os.Stat(bin); err != nil {
 			bin = b.path("runsc-bin")
-			if err := buildRunsc(ctx, bin); err != nil {
+			// Of the version in sandboxer's go.mod.
+			if err := compile(ctx, "build", "-o", bin, "gvisor.dev/gvisor/runsc"); err != nil {
 				return fmt.Errorf("building runsc: %w", err)
 			}
 		}
@@ -340,7 +375,7 @@ func (b *bench) findRunsc(ctx context.Context) error {
 }
 
 func (b *bench) idleServer(ctx context.Context) error {
-	if err := measure.Sleep(ctx, 2*time.Second); err != nil {
+	if err := b.rest(ctx, 2*time.Second); err != nil {
 		return err
 	}
 	b.to.Add(idleServer, "MB", float64(rss(b.broker.pid()))/1e6)
@@ -404,7 +439,7 @@ const turnTimeout = 5 * time.Minute
 // image, the wires to the agent) is not what is measured.
 func (b *bench) plan(rounds int) measure.Plan {
 	rounds = min(rounds, measure.MaxRounds)
-	return measure.Plan{Rounds: rounds, WarmUp: 1, Within: b.within, Each: turnTimeout, Round: func(n int) error {
+	return measure.Plan{Rounds: rounds, WarmUp: b.count(1, 0), Within: b.within, Each: turnTimeout, Round: func(n int) error {
 		if n%max(10, rounds/5) == 0 {
 			b.say(fmt.Sprintf("round %d of %d", n, rounds))
 		}
@@ -415,13 +450,13 @@ func (b *bench) plan(rounds int) measure.Plan {
 // engines does everything that is compared once per round.
 func (b *bench) engines(ctx context.Context) error {
 	noop := sandboxer.Cmd{Args: []string{"true"}}
-	var arms []measure.Arm
-	arm := func(name string, sample func(ctx context.Context, to *measure.Set) error) {
-		arms = append(arms, measure.Arm{Name: name, To: b.to, Sample: sample})
+	var arms []Arm
+	arm := func(name string, sample func(ctx context.Context, to *Set) error) {
+		arms = append(arms, Arm{Name: name, To: b.to, Sample: sample})
 	}
 	// timed is an arm of one operation, with the processor time of who serves it.
 	timed := func(name string, server func() time.Duration, do func(ctx context.Context) error) {
-		arm(name, func(ctx context.Context, to *measure.Set) error {
+		arm(name, func(ctx context.Context, to *Set) error {
 			cpu, begin := server(), time.Now()
 			err := do(ctx)
 			to.Took(name, time.Since(begin))
@@ -434,7 +469,7 @@ func (b *bench) engines(ctx context.Context) error {
 	server := func() time.Duration { return treeCPU(b.broker.pid()) }
 	nobody := func() time.Duration { return -1 } // whose time is not watched
 	many := func(name string, n int, do func(ctx context.Context) error) {
-		arm(sixteen+name, func(ctx context.Context, to *measure.Set) error {
+		arm(sixteen+name, func(ctx context.Context, to *Set) error {
 			took, failed := measure.Load{Count: n, Width: 16}.Run(ctx, func(int) error { return do(ctx) })
 			to.Rate(sixteen+name, "1/s", float64(n)/took.Seconds())
 			return errors.Join(append(failed, ctx.Err())...)
@@ -443,15 +478,15 @@ func (b *bench) engines(ctx context.Context) error {
 	apiExec := func(ctx context.Context) error { return b.broker.exec(ctx, b.plain, noop) }
 	apiOnce := func(ctx context.Context) error { return b.broker.run(ctx, b.plain) }
 
-	arm(viaAPI, func(ctx context.Context, to *measure.Set) error { return b.broker.life(ctx, to, plainProfile, viaAPI) })
-	arm(belowAPI, func(ctx context.Context, to *measure.Set) error { return b.direct.life(ctx, to, "", belowAPI) })
+	arm(viaAPI, func(ctx context.Context, to *Set) error { return b.broker.life(ctx, to, plainProfile, viaAPI) })
+	arm(belowAPI, func(ctx context.Context, to *Set) error { return b.direct.life(ctx, to, "", belowAPI) })
 	timed(apiRun, server, apiOnce)
 	timed(apiStream, server, apiExec)
 	timed(directExec, nobody, func(ctx context.Context) error { return b.direct.exec(ctx, b.handle, noop) })
 	many(apiRun, 96, apiOnce)
 	many(apiStream, 96, apiExec)
 	trips := func(which, name string) {
-		arm(name, func(_ context.Context, to *measure.Set) error {
+		arm(name, func(_ context.Context, to *Set) error {
 			for range 20 {
 				took, err := b.echoes[which].trip()
 				if err != nil {
@@ -465,7 +500,7 @@ func (b *bench) engines(ctx context.Context) error {
 	trips("api", "echo of a byte")
 	trips("below", "below the API, echo of a byte")
 	output := func(name string, mib int, exec func(context.Context, sandboxer.Cmd) error) {
-		arm(name, func(ctx context.Context, to *measure.Set) error {
+		arm(name, func(ctx context.Context, to *Set) error {
 			v, err := stream(mib, func(c sandboxer.Cmd) error { return exec(ctx, c) })
 			to.Rate(name, "MB/s", v)
 			return err
@@ -475,21 +510,21 @@ func (b *bench) engines(ctx context.Context) error {
 	output("below the API, output", 512, func(ctx context.Context, c sandboxer.Cmd) error { return b.direct.exec(ctx, b.handle, c) })
 	if b.image != "" {
 		once := func(ctx context.Context) error { return b.broker.run(ctx, b.onImage) }
-		arm(viaAPIImage, func(ctx context.Context, to *measure.Set) error {
+		arm(viaAPIImage, func(ctx context.Context, to *Set) error {
 			return b.broker.life(ctx, to, imageProfile, viaAPIImage)
 		})
-		arm(belowImage, func(ctx context.Context, to *measure.Set) error { return b.direct.life(ctx, to, b.image, belowImage) })
+		arm(belowImage, func(ctx context.Context, to *Set) error { return b.direct.life(ctx, to, b.image, belowImage) })
 		timed(apiImageRun, server, once)
 		many(apiImageRun, 96, once)
 	}
 	if b.runsc != nil {
-		arm(runscRun, func(ctx context.Context, to *measure.Set) error {
+		arm(runscRun, func(ctx context.Context, to *Set) error {
 			took, cpu, err := b.runsc.run(ctx)
 			to.Took(runscRun, took)
 			to.Spent(runscRun, cpu)
 			return err
 		})
-		arm(runscExec, func(ctx context.Context, to *measure.Set) error {
+		arm(runscExec, func(ctx context.Context, to *Set) error {
 			pids := gvisor(b.runsc.state())[b.runsc.running]
 			before := treeCPU(pids...)
 			took, cpu, err := b.runsc.exec(ctx)
@@ -512,7 +547,7 @@ func (b *bench) engines(ctx context.Context) error {
 		}
 		return errors.Join(err, say(n))
 	}
-	if _, err := p.Interleave(ctx, arms...); err != nil {
+	if _, err := interleave(ctx, p, arms...); err != nil {
 		return err
 	}
 	return b.shares(calls)
@@ -594,7 +629,7 @@ func (b *bench) idle(ctx context.Context) error {
 	if b.quick {
 		span = 2 * time.Second
 	}
-	if err := measure.Sleep(ctx, settleTime); err != nil {
+	if err := b.rest(ctx, settleTime); err != nil {
 		return err
 	}
 	before := map[*group][]time.Duration{}
@@ -611,7 +646,7 @@ func (b *bench) idle(ctx context.Context) error {
 		}
 	}
 	begin := time.Now()
-	if err := measure.Sleep(ctx, span); err != nil {
+	if err := b.rest(ctx, span); err != nil {
 		return err
 	}
 	for _, g := range groups {
@@ -628,7 +663,7 @@ func (b *bench) idle(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := measure.Sleep(ctx, 2*time.Second); err != nil {
+	if err := b.rest(ctx, 2*time.Second); err != nil {
 		return err
 	}
 	for _, w := range awake {
@@ -672,7 +707,7 @@ func (b *bench) childInit() error {
 
 // cycles lives 200 lives and looks at what they leave.
 func (b *bench) cycles(ctx context.Context) error {
-	const lives, warm = 200, 16
+	lives, warm := b.count(200, 2), b.count(16, 2)
 	live := func(n int) error {
 		for i := range n {
 			profile := plainProfile
@@ -703,7 +738,7 @@ func (b *bench) cycles(ctx context.Context) error {
 	if err := live(lives); err != nil {
 		return err
 	}
-	b.r.fact("200 lives, one after the other", "%.1f a second", lives/time.Since(begin).Seconds())
+	b.r.fact("200 lives, one after the other", "%.1f a second", float64(lives)/time.Since(begin).Seconds())
 	after, err := b.settled(before, true)
 	if err != nil {
 		return err
@@ -724,7 +759,7 @@ func (b *bench) cycles(ctx context.Context) error {
 // a few seconds.
 func (b *bench) settled(goal leftovers, to bool) (leftovers, error) {
 	var l leftovers
-	for range 10 {
+	for range b.count(10, 1) {
 		b.broker.Client.Close() // idle connections
 		time.Sleep(300 * time.Millisecond)
 		var err error
@@ -735,16 +770,19 @@ func (b *bench) settled(goal leftovers, to bool) (leftovers, error) {
 	return l, nil
 }
 
+// module has the packages with benchmarks of their own.
+const module = "github.com/sand-boxer/sandboxer"
+
 // manager runs the manager's own benchmarks, which have a store that makes every
 // commit durable and a backend in memory.
 func (b *bench) manager(ctx context.Context) error {
 	test := b.path("manager.test")
-	if _, _, _, err := command(ctx, nil, "go", "test", "-c", "-o", test, "./internal/manager"); err != nil {
+	if err := compile(ctx, "test", "-c", "-vet=off", "-trimpath", "-o", test, module+"/internal/manager"); err != nil {
 		return err
 	}
 	const lives = "BenchmarkCreateDestroy"
-	for range 3 {
-		out, _, err := benchmark(ctx, test, b.base, lives, "1000x")
+	for range b.count(3, 1) {
+		out, _, err := b.benchmark(ctx, test, lives, fmt.Sprint(b.count(1000, 20), "x"))
 		if err != nil {
 			return err
 		}
@@ -754,7 +792,7 @@ func (b *bench) manager(ctx context.Context) error {
 			}
 		}
 	}
-	out, peak, err := benchmark(ctx, test, b.base, "BenchmarkSweep", "5x")
+	out, peak, err := b.benchmark(ctx, test, "BenchmarkSweep", fmt.Sprint(b.count(5, 1), "x"))
 	if err != nil {
 		return err
 	}
@@ -776,10 +814,10 @@ func trimCPUs(name string) string {
 
 // benchmark runs Go benchmarks and returns their figures by unit, and the most
 // memory the process had, in bytes.
-func benchmark(ctx context.Context, test, dir, pattern, times string, env ...string) (map[string]map[string]float64, int64, error) {
-	cmd := exec.CommandContext(ctx, test, "-test.run=^$", "-test.bench=^"+pattern+"$", "-test.benchtime="+times)
-	cmd.Dir = dir
-	cmd.Env = append(append(os.Environ(), "TMPDIR="+dir), env...)
+func (b *bench) benchmark(ctx context.Context, test, pattern, times string, env ...string) (map[string]map[string]float64, int64, error) {
+	cmd := exec.CommandContext(ctx, test, "-test.run=^$", "-test.bench=^"+pattern+"$", "-test.benchtime="+times, fmt.Sprintf("-test.short=%t", b.once))
+	cmd.Dir = b.base
+	cmd.Env = append(append(os.Environ(), "TMPDIR="+b.base), env...)
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		return nil, 0, fmt.Errorf("%s: %w: %s", pattern, err, out)

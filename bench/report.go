@@ -17,25 +17,26 @@ import (
 
 // report is what a run measured.
 type report struct {
-	Time     time.Time   `json:"time"`
-	Revision string      `json:"revision,omitempty"`
-	Machine  machine     `json:"machine"`
-	Rounds   int         `json:"rounds"`
-	Skipped  []string    `json:"skipped,omitempty"`
-	Metrics  measure.Set `json:"metrics"`
-	Beside   *beside     `json:"beside,omitempty"`  // an older build, in the same run
-	Against  *against    `json:"against,omitempty"` // another run
-	Facts    []fact      `json:"facts"`
-	Bars     []bar       `json:"bars"`
+	Time     time.Time `json:"time"`
+	Revision string    `json:"revision,omitempty"`
+	Machine  machine   `json:"machine"`
+	Rounds   int       `json:"rounds"`
+	Skipped  []string  `json:"skipped,omitempty"`
+	Failed   []string  `json:"failed,omitempty"` // parts
+	Metrics  Set       `json:"metrics"`
+	Beside   *beside   `json:"beside,omitempty"`  // an older build, in the same run
+	Against  *against  `json:"against,omitempty"` // another run
+	Facts    []fact    `json:"facts"`
+	Bars     []bar     `json:"bars"`
 }
 
 // against is how the run differs from another: of two moments, so that what else the machine
 // did is in it.
 type against struct {
-	File     string           `json:"file"`
-	Time     time.Time        `json:"time"`
-	Revision string           `json:"revision,omitempty"`
-	Changes  []measure.Change `json:"changes"`
+	File     string    `json:"file"`
+	Time     time.Time `json:"time"`
+	Revision string    `json:"revision,omitempty"`
+	Changes  []Change  `json:"changes"`
 }
 
 type machine struct {
@@ -119,9 +120,9 @@ func readReport(file string) (*report, error) {
 
 // compare sets the run against a former one.
 func (r *report) compare(former *report, file string) {
-	changes := measure.Compare(&former.Metrics, &r.Metrics)
+	changes := Compare(&former.Metrics, &r.Metrics)
 	if former.Beside != nil && r.Beside != nil {
-		for _, c := range measure.Compare(&former.Beside.Now.Metrics, &r.Beside.Now.Metrics) {
+		for _, c := range Compare(&former.Beside.Now.Metrics, &r.Beside.Now.Metrics) {
 			c.Name += ", " + beforeStep
 			changes = append(changes, c)
 		}
@@ -148,6 +149,9 @@ func (r *report) print(w io.Writer) error {
 	for _, s := range r.Skipped {
 		fmt.Fprintf(w, "skipped: %s\n", s)
 	}
+	for _, s := range r.Failed {
+		fmt.Fprintf(w, "FAILED: %s\n", s)
+	}
 	var errs []error
 	if len(r.Metrics.All()) > 0 {
 		fmt.Fprintln(w)
@@ -155,11 +159,11 @@ func (r *report) print(w io.Writer) error {
 	}
 	if x := r.Beside; x != nil {
 		fmt.Fprintf(w, "\nbefore: %s in %s; now: %s in %s; by turns\n\n", x.Before.Revision, x.Before.Bin, x.Now.Revision, x.Now.Bin)
-		errs = append(errs, measure.WriteChanges(w, "before", "now", x.Changes))
+		errs = append(errs, WriteChanges(w, "before", "now", x.Changes))
 	}
 	if x := r.Against; x != nil {
 		fmt.Fprintf(w, "\nformer: revision %s, %s, in %s: another moment of the machine\n\n", x.Revision, x.Time.Format("2006-01-02 15:04 MST"), x.File)
-		errs = append(errs, measure.WriteChanges(w, "former", "now", x.Changes))
+		errs = append(errs, WriteChanges(w, "former", "now", x.Changes))
 	}
 	var facts, bars [][]string
 	for _, f := range r.Facts {
@@ -178,7 +182,7 @@ func (r *report) print(w io.Writer) error {
 	for _, rows := range [][][]string{facts, bars} {
 		if len(rows) > 0 {
 			fmt.Fprintln(w)
-			errs = append(errs, measure.Table(w, 0, rows))
+			errs = append(errs, Table(w, 0, rows))
 		}
 	}
 	return errors.Join(errs...)

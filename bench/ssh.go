@@ -52,7 +52,6 @@ const (
 	sshFar   = ", 40 ms away"
 	viaRsync = "rsync over the same kind of connection"
 	viaMux   = "openssh"
-	viaOwn   = "native"
 )
 
 // withSSH calls do with what starts the servers of tests, which end after it. What they lack on
@@ -113,39 +112,38 @@ func (b *bench) commandsAndCopies(ctx context.Context, h *harness) error {
 	}
 	h.Cleanup(func() { os.RemoveAll(dir) })
 	tree := filepath.Join(dir, "tree")
-	if err := sshTree(tree); err != nil {
+	files := b.count(100, 2)
+	if err := sshTree(tree, files); err != nil {
 		return err
 	}
 
-	var commands []measure.Arm
+	var commands []Arm
 	type way struct {
 		name string
 		push func(ctx context.Context, to string) error
 	}
 	ways := func(t sshrun.Target) (ws []way, err error) {
-		for _, transport := range []string{viaMux, viaOwn} {
-			pool, err := sshrun.New(sshrun.Options{Dir: b.path("s"), Transport: transport, Config: "none"})
-			if err != nil {
-				return nil, err
-			}
-			h.Cleanup(func() { pool.Close() })
-			host, err := pool.Host(t)
-			if err != nil {
-				return nil, err
-			}
-			for range 3 {
-				if _, err := host.Output(ctx, "true"); err != nil {
-					return nil, err
-				}
-			}
-			if t.Name == near.Name {
-				commands = append(commands, measure.Arm{Name: transport, To: b.to, Sample: sshCommands(host, transport)})
-			}
-			ws = append(ws, way{transport, func(ctx context.Context, to string) error {
-				_, err := host.Push(ctx, tree, to, sshrun.SyncOptions{Delete: true})
-				return err
-			}})
+		pool, err := sshrun.New(sshrun.Options{Dir: b.path("s"), Config: "none"})
+		if err != nil {
+			return nil, err
 		}
+		h.Cleanup(func() { pool.Close() })
+		host, err := pool.Host(t)
+		if err != nil {
+			return nil, err
+		}
+		for range 3 {
+			if _, err := host.Output(ctx, "true"); err != nil {
+				return nil, err
+			}
+		}
+		if t.Name == near.Name {
+			commands = append(commands, Arm{Name: viaMux, To: b.to, Sample: sshCommands(host)})
+		}
+		ws = append(ws, way{viaMux, func(ctx context.Context, to string) error {
+			_, err := host.Push(ctx, tree, to, sshrun.SyncOptions{Delete: true})
+			return err
+		}})
 		if _, err := exec.LookPath("rsync"); err != nil {
 			b.r.skip("rsync: %v", err)
 			return ws, nil
@@ -169,7 +167,7 @@ func (b *bench) commandsAndCopies(ctx context.Context, h *harness) error {
 			return err
 		}
 		if at.suffix == "" {
-			if _, err := b.plan(b.rounds).Interleave(ctx, commands...); err != nil {
+			if _, err := interleave(ctx, b.plan(b.rounds), commands...); err != nil {
 				return err
 			}
 		}
@@ -180,9 +178,9 @@ func (b *bench) commandsAndCopies(ctx context.Context, h *harness) error {
 			return measure.Plan{Rounds: rounds, Within: b.within, Each: turnTimeout}
 		}
 		to := func(w way) string { return filepath.Join(dir, "to-"+strings.Fields(w.name)[0]) }
-		var full, again []measure.Arm
+		var full, again []Arm
 		for _, w := range ws {
-			full = append(full, measure.Arm{Name: w.name, To: b.to, Sample: func(ctx context.Context, set *measure.Set) error {
+			full = append(full, Arm{Name: w.name, To: b.to, Sample: func(ctx context.Context, set *Set) error {
 				if err := os.RemoveAll(to(w)); err != nil {
 					return err
 				}
@@ -191,41 +189,41 @@ func (b *bench) commandsAndCopies(ctx context.Context, h *harness) error {
 				set.Took(sshFull+w.name+at.suffix, time.Since(start))
 				return err
 			}})
-			again = append(again, measure.Arm{Name: w.name, To: b.to, Sample: func(ctx context.Context, set *measure.Set) error {
+			again = append(again, Arm{Name: w.name, To: b.to, Sample: func(ctx context.Context, set *Set) error {
 				start := time.Now()
 				err := w.push(ctx, to(w))
 				set.Took(sshSome+w.name+at.suffix, time.Since(start))
 				return err
 			}})
 		}
-		if _, err := plan(at.full).Interleave(ctx, full...); err != nil {
+		if _, err := interleave(ctx, plan(at.full), full...); err != nil {
 			return err
 		}
 		changed := plan(at.again)
 		changed.Round = func(i int) error {
 			for n := range 10 {
-				f := filepath.Join(tree, fmt.Sprintf("d%02d", n*5), fmt.Sprintf("f%03d", i%100))
+				f := filepath.Join(tree, fmt.Sprintf("d%02d", n*5), fmt.Sprintf("f%03d", i%files))
 				if err := os.WriteFile(f, fmt.Appendf(nil, "%d %s changed", i, time.Now()), 0o644); err != nil {
 					return err
 				}
 			}
 			return nil
 		}
-		if _, err := changed.Interleave(ctx, again...); err != nil {
+		if _, err := interleave(ctx, changed, again...); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// sshCommands samples commands of one transport: some one right after the other, and some after
-// a pause, in which the shell for the next one gets ready.
-func sshCommands(host *sshrun.Host, transport string) func(context.Context, *measure.Set) error {
-	return func(ctx context.Context, to *measure.Set) error {
+// sshCommands samples commands: some one right after the other, and some after a pause, in which
+// the shell for the next one gets ready.
+func sshCommands(host *sshrun.Host) func(context.Context, *Set) error {
+	return func(ctx context.Context, to *Set) error {
 		timed := func(name string, cmd sshrun.Cmd) error {
 			start := time.Now()
 			_, err := host.Run(ctx, cmd)
-			to.Took(name+transport, time.Since(start))
+			to.Took(name+viaMux, time.Since(start))
 			return err
 		}
 		for range 4 {
@@ -242,8 +240,8 @@ func sshCommands(host *sshrun.Host, transport string) func(context.Context, *mea
 	}
 }
 
-// sshTree makes 5,000 files of 200 MB together, half of which cannot be compressed.
-func sshTree(dir string) error {
+// sshTree makes 50 directories with so many files of 40 kB each. Half of the files cannot be compressed.
+func sshTree(dir string, files int) error {
 	random := rand.NewChaCha8([32]byte{1})
 	noise := make([]byte, 40<<10)
 	for d := range 50 {
@@ -251,7 +249,7 @@ func sshTree(dir string) error {
 		if err := os.MkdirAll(sub, 0o755); err != nil {
 			return err
 		}
-		for f := range 100 {
+		for f := range files {
 			random.Read(noise)
 			data := noise
 			if f%2 == 1 {
@@ -267,11 +265,9 @@ func sshTree(dir string) error {
 
 func (b *bench) sshBars() {
 	m := b.r.median
-	for _, way := range []string{viaMux, viaOwn} {
-		b.r.most(sshRun+way, m(sshRun+way), 3, "ms")
-		for _, suffix := range []string{"", sshFar} {
-			b.r.most(sshFull+way+suffix+" / rsync", m(sshFull+way+suffix)/m(sshFull+viaRsync+suffix), 0.8, "x")
-			b.r.most(sshSome+way+suffix+" / rsync", m(sshSome+way+suffix)/m(sshSome+viaRsync+suffix), 0.6, "x")
-		}
+	b.r.most(sshRun+viaMux, m(sshRun+viaMux), 3, "ms")
+	for _, suffix := range []string{"", sshFar} {
+		b.r.most(sshFull+viaMux+suffix+" / rsync", m(sshFull+viaMux+suffix)/m(sshFull+viaRsync+suffix), 0.8, "x")
+		b.r.most(sshSome+viaMux+suffix+" / rsync", m(sshSome+viaMux+suffix)/m(sshSome+viaRsync+suffix), 0.6, "x")
 	}
 }

@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"github.com/creack/pty"
+
+	"github.com/sand-boxer/sandboxer/internal/buildtest"
 )
 
 // TestCommands types what the pages and the help texts tell people to type, on a terminal,
@@ -51,6 +53,9 @@ func TestCommands(t *testing.T) {
 		if _, err := exec.LookPath(name); err != nil {
 			t.Skipf("needs %s (scripts/setup.sh installs it)", name)
 		}
+	}
+	if err := buildtest.ReadsFiles(".."); err != nil {
+		t.Fatal(err)
 	}
 	dir, err := os.MkdirTemp("", "sbxdocs")
 	if err != nil {

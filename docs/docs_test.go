@@ -5,10 +5,12 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"html"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -79,7 +81,7 @@ func read(t *testing.T, name string) string {
 // TestTour: each step of the tour names functions, and they exist.
 func TestTour(t *testing.T) {
 	exists := declared(t)
-	text := read(t, "tour.md")
+	text := read(t, "design/tour.md")
 	starts := step.FindAllStringIndex(text, -1)
 	if len(starts) < 10 {
 		t.Errorf("the tour has %d steps", len(starts))
@@ -107,14 +109,11 @@ func TestTour(t *testing.T) {
 
 // TestDesignIsComplete: the page lists what the code declares.
 func TestDesignIsComplete(t *testing.T) {
-	text := read(t, "design.md")
+	text := read(t, "design/design.md")
 	has := func(what, word string) {
 		if !strings.Contains(text, "| "+word+" |") && !strings.Contains(text, "| `"+word+"` |") {
-			t.Errorf("docs/design.md has no row for the %s %s", what, word)
+			t.Errorf("docs/design/design.md has no row for the %s %s", what, word)
 		}
-	}
-	for _, k := range sandboxer.Kinds() {
-		has("kind", string(k))
 	}
 	for _, s := range sandboxer.States() {
 		has("state", string(s))
@@ -127,11 +126,11 @@ func TestDesignIsComplete(t *testing.T) {
 // TestTreeIsComplete: the page's tree has a line for every package, or for the directory
 // that it is a part of, and no line for what there is not.
 func TestTreeIsComplete(t *testing.T) {
-	text := read(t, "design.md")
+	text := read(t, "design/design.md")
 	_, tree, _ := strings.Cut(text, "```text\n.  ")
 	tree, _, ok := strings.Cut(tree, "```")
 	if !ok {
-		t.Fatal("docs/design.md has no tree")
+		t.Fatal("docs/design/design.md has no tree")
 	}
 	told := map[string]bool{}
 	parent := ""
@@ -174,7 +173,7 @@ func TestTreeIsComplete(t *testing.T) {
 			top += "/" + second
 		}
 		if !told[top] {
-			t.Errorf("the tree in docs/design.md has no line for %s", top)
+			t.Errorf("the tree in docs/design/design.md has no line for %s", top)
 			told[top] = true
 		}
 		return nil
@@ -184,21 +183,121 @@ func TestTreeIsComplete(t *testing.T) {
 	}
 }
 
-var link = regexp.MustCompile(`\]\(([^)#:]+)(?:#[^)]*)?\)`)
+var (
+	link      = regexp.MustCompile(`\]\(([^)#:]+)(?:#[^)]*)?\)`)
+	anchored  = regexp.MustCompile(`\]\(([^)#:]*)#([^)]+)\)`)
+	heading   = regexp.MustCompile(`(?m)^#+ (.+)$`)
+	codeFence = regexp.MustCompile("(?ms)^ *```.*?^ *```")
+	inAnchor  = regexp.MustCompile(`[^\p{L}\p{N}_ -]`)
+)
 
-// TestLinks: links between pages lead somewhere.
-func TestLinks(t *testing.T) {
-	for _, pattern := range []string{"*.md", "adr/*.md", "../README.md", "../CONTRIBUTING.md", "../CHANGELOG.md"} {
-		pages, err := filepath.Glob(pattern)
-		if err != nil {
-			t.Fatal(err)
+// markdown returns the pages below docs, in order.
+func markdown(t *testing.T) (pages []string) {
+	t.Helper()
+	err := filepath.WalkDir(".", func(name string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir() && d.Name() == "testdata":
+			return fs.SkipDir
+		case !d.IsDir() && strings.HasSuffix(name, ".md"):
+			pages = append(pages, name)
 		}
-		for _, page := range pages {
-			for _, m := range link.FindAllStringSubmatch(read(t, page), -1) {
-				if _, err := os.Stat(filepath.Join(filepath.Dir(page), m[1])); err != nil {
-					t.Errorf("%s links to %s: %v", page, m[1], err)
-				}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pages
+}
+
+// anchors returns the anchors of a page's headings, as GitHub makes them.
+func anchors(text string) map[string]bool {
+	out := map[string]bool{}
+	for _, m := range heading.FindAllStringSubmatch(codeFence.ReplaceAllString(text, ""), -1) {
+		out[strings.ReplaceAll(inAnchor.ReplaceAllString(strings.ToLower(m[1]), ""), " ", "-")] = true
+	}
+	return out
+}
+
+// TestLinks: links between pages lead to pages that exist, and to headings that these have.
+func TestLinks(t *testing.T) {
+	for _, page := range append(markdown(t), "../README.md", "../CONTRIBUTING.md", "../CHANGELOG.md") {
+		text := read(t, page)
+		for _, m := range link.FindAllStringSubmatch(text, -1) {
+			if _, err := os.Stat(filepath.Join(filepath.Dir(page), m[1])); err != nil {
+				t.Errorf("%s links to %s: %v", page, m[1], err)
 			}
 		}
+		for _, m := range anchored.FindAllStringSubmatch(text, -1) {
+			to := page
+			if m[1] != "" {
+				to = filepath.Join(filepath.Dir(page), m[1])
+			}
+			if data, err := os.ReadFile(to); err == nil && !anchors(string(data))[m[2]] {
+				t.Errorf("%s links to %s#%s: the page has no such heading", page, m[1], m[2])
+			}
+		}
+	}
+}
+
+// TestPagesAreShort: only references are long.
+func TestPagesAreShort(t *testing.T) {
+	if n := strings.Count(read(t, "../README.md"), "\n"); n > 120 {
+		t.Errorf("README.md has %d lines, at most 120 are allowed", n)
+	}
+	for _, page := range markdown(t) {
+		n := len(strings.Fields(codeFence.ReplaceAllString(read(t, page), "")))
+		if n > 2000 && !strings.HasPrefix(page, "reference/") {
+			t.Errorf("%s has %d words: put details into docs/reference, measurements and reasons into docs/design, or split it", page, n)
+		}
+	}
+}
+
+var pagePath = regexp.MustCompile(`\bdocs/[\w./-]+\.md\b`)
+
+// TestPathsOfPages: a page that a source, a comment, a script or a page names exists.
+func TestPathsOfPages(t *testing.T) {
+	err := filepath.WalkDir("..", func(name string, d fs.DirEntry, err error) error {
+		rel, _ := filepath.Rel("..", name)
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir() && (strings.HasPrefix(d.Name(), ".") && d.Name() != ".." || rel == "bin"):
+			return fs.SkipDir
+		case !d.Type().IsRegular() || rel == "docs/README.md": // it has the former paths
+			return nil
+		case !slices.Contains([]string{".go", ".md", ".yaml", ".py", ".sh", ".txt", ".txtar", ".service", ".toml", ""}, filepath.Ext(name)):
+			return nil
+		}
+		for _, page := range pagePath.FindAllString(read(t, name), -1) {
+			if _, err := os.Stat(filepath.Join("..", page)); err != nil {
+				t.Errorf("%s names %s, which does not exist", rel, page)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+var (
+	svgText    = regexp.MustCompile(`<text [^>]*>\$\x{a0}(.*)</text>`)
+	svgSession = regexp.MustCompile("(?s)<<'END'\n(.*?)\nEND\n")
+)
+
+// TestSession: the picture shows the commands that its script types.
+func TestSession(t *testing.T) {
+	m := svgSession.FindStringSubmatch(read(t, "../scripts/session-svg.sh"))
+	if m == nil {
+		t.Fatal("scripts/session-svg.sh has no commands")
+	}
+	var shown []string
+	for _, line := range svgText.FindAllStringSubmatch(read(t, "session.svg"), -1) {
+		shown = append(shown, strings.ReplaceAll(html.UnescapeString(line[1]), "\u00a0", " "))
+	}
+	if got := strings.Join(shown, "\n"); got != m[1] {
+		t.Errorf("docs/session.svg shows\n%s\nand its script types\n%s\ndraw it again: make build && scripts/session-svg.sh", got, m[1])
 	}
 }

@@ -29,69 +29,77 @@ const benchRun = `(cd $data/bench; first=$(ls | grep -v x7k2 | head -n1); id=${f
 var pages = []page{
 	{
 		name: "README.md", users: both, dir: "checkout",
-		code:     map[string]int{"cat /etc/shadow": 1}, // the command's own
 		typing:   map[string][]typed{"sandboxer shell": shell},
 		rootOnly: []string{"make build", "/run/sandboxer/api.sock"},
 	},
+	{name: "docs/start/install.md", users: both, dir: "checkout", rootOnly: []string{"make build"}},
+	{name: "docs/start/first-sandbox.md", users: both, dir: "project", typing: map[string][]typed{"sandboxer shell": shell}, after: "rm -rf result"},
 	{
-		name: "docs/cli.md", users: both, dir: "project",
+		name: "docs/reference/cli.md", users: both, dir: "project",
 		typing:   map[string][]typed{"sandboxer shell": shell},
 		before:   map[string]string{"sandboxer get build": "sandboxer down"},
 		code:     map[string]int{"sandboxer get build": 8},
 		rootOnly: []string{"sandboxer get build"},
 	},
-	{name: "docs/local.md", users: both, dir: "project"},
+	{name: "docs/reference/local.md", users: both, dir: "project"},
+	{name: "docs/reference/images.md", users: both, dir: "project"},
+	{name: "docs/how-to/copy-files.md", users: both, dir: "project", after: "rm -rf result out"},
+	{name: "docs/how-to/troubleshooting.md", users: both, dir: "project", setup: "sandboxer up"},
+	{name: "docs/how-to/upgrade.md", users: both, dir: "project", setup: "sandboxer up"},
 	{
-		name: "docs/ports.md", users: both, dir: "project",
+		name: "docs/how-to/ports.md", users: both, dir: "project",
 		setup:  "sandboxer create --name 7k2mq0xa; sandboxer exec 7k2mq0xa -- busybox httpd -p 8080 -h /workspace",
 		before: map[string]string{"sandboxer serve": "sandboxer down"},
 		typing: map[string][]typed{"sandboxer serve": {{when: `listening|serving`, text: interrupt}}},
 	},
-	{name: "docs/network.md", users: both, dir: "project", setup: "sandboxer create --profile local-public --name 7k2mq0xa"},
-	{name: "docs/snapshots.md", users: both, dir: "project", setup: "sandboxer create --name box"},
+	{name: "docs/how-to/limit-egress.md", users: both, dir: "project", setup: "sandboxer create --profile local-public --name 7k2mq0xa"},
+	{name: "docs/how-to/snapshot-and-fork.md", users: both, dir: "project", setup: "sandboxer create --name box"},
 	{
-		name: "docs/pool.md", users: both, dir: "project",
+		name: "docs/how-to/pool.md", users: both, dir: "project",
 		setup: "mkdir -p $config/profiles; cp $PAGE/1.yaml $config/profiles/",
 	},
 	{
-		name: "docs/profiles.md", users: both, dir: "project",
-		setup: "mkdir -p profiles; cp $PAGE/2.yaml profiles/profile.web.yaml",
-		code:  map[string]int{"profile validate": 2},
+		name: "docs/how-to/write-a-profile.md", users: []string{"dev"}, dir: "project",
+		setup: "mkdir -p profiles; cp $PAGE/1.yaml profiles/profile.web.yaml",
+		code:  map[string]int{"profile validate profiles": 2},
+		after: "rm -r profiles",
 	},
 	{
-		name: "docs/operate.md", users: []string{"root"}, dir: "project",
-		setup: "sandboxer up; sandboxer backup; sandboxer down; head -c 4096 /dev/zero >/var/lib/sandboxer/sandboxer.db",
-		code:  map[string]int{"sandboxer up": 8},
-		after: "sandboxer backup restore",
+		name: "docs/how-to/back-up-and-restore.md", users: []string{"root"}, dir: "project",
+		setup:  "sandboxer up",
+		before: map[string]string{"sandboxer up": "sandboxer down; head -c 4096 /dev/zero >/var/lib/sandboxer/sandboxer.db"},
+		code:   map[string]int{"sandboxer up": 8},
+		after:  "rm -f sandboxer-copy.db; sandboxer backup restore; sandboxer up; sandboxer accept",
 	},
 	{
-		name: "docs/api.md", users: []string{"dev"}, dir: "project",
+		name: "docs/reference/api.md", users: []string{"dev"}, dir: "project",
 		setup:  "sandboxer create --name build",
 		typing: map[string][]typed{"curl -N": {{when: `data: \{`, text: interrupt}}},
 		code:   map[string]int{"curl -N": 130},
 	},
 	{
-		name: "docs/bench-command.md", users: []string{"root"}, dir: "project",
+		name: "docs/design/bench-command.md", users: []string{"root"}, dir: "project",
 		setup:  cloud,
 		before: map[string]string{"bench compare": benchRun},
 	},
 	{
-		name: "docs/ssh-hosts.md", users: both, dir: "project", engine: true,
+		name: "docs/how-to/ssh-hosts.md", users: both, dir: "project", engine: true,
 		typing: map[string][]typed{"host add": yes},
 	},
 	{
-		name: "docs/compose-ssh.md", users: []string{"dev"}, dir: "project", engine: true,
+		name: "docs/how-to/compose-on-ssh-hosts.md", users: []string{"dev"}, dir: "project", engine: true,
 		typing: map[string][]typed{"host add": yes},
 	},
-	{name: "docs/deer-flow.md", users: []string{"root"}, dir: "project", setup: "sandboxer up"},
-	{name: "docs/docker.md", users: []string{"root"}, dir: "project", engine: true},
+	{name: "docs/how-to/deer-flow.md", users: []string{"root"}, dir: "project", setup: "sandboxer up"},
+	{name: "docs/how-to/docker-and-podman.md", users: []string{"root"}, dir: "project", engine: true},
+	{name: "docs/reference/docker.md", users: []string{"root"}, dir: "project", engine: true},
 	{
-		name: "docs/remote.md", users: []string{"root"}, dir: "project",
+		name: "docs/reference/remote.md", users: []string{"root"}, dir: "project",
 		setup: "mkdir -p $config/extensions; cp $PAGE/1.yaml $config/extensions/ext.remote.yaml; busybox httpd -p 127.0.0.1:8090 -h .",
 	},
-	{name: "docs/extension-sdk.md", users: []string{"dev"}, dir: "project"},
+	{name: "docs/how-to/write-an-extension.md", users: []string{"dev"}, dir: "project"},
 	{
-		name: "docs/migrate-sand-boxer.md", users: []string{"dev"}, dir: "project",
+		name: "docs/how-to/migrate-from-python-sand-boxer.md", users: []string{"dev"}, dir: "project",
 		setup: `(mkdir -p sand-boxer/src/sandboxer/extensions sand-boxer/extensions sand-boxer/profiles && cd sand-boxer && cp $PAGE/1.yaml extensions/ext.my-backend.yaml &&
 printf 'id: profile.my-backend\nextension: ext.my-backend\n' >profiles/profile.my-backend.yaml && cat >src/sandboxer/extensions/my_backend.py) <<'end'
 from sandboxer.extensions.base import SandboxExtension
@@ -106,16 +114,16 @@ class MyExtension(SandboxExtension):
 end`,
 	},
 	{
-		name: "docs/migrate-make-e2e.md", users: []string{"root"}, dir: "project", engine: true,
+		name: "docs/how-to/migrate-from-make-e2e.md", users: []string{"root"}, dir: "project", engine: true,
 		setup:  "mkdir -p scripts; cp ~/sandboxer/scripts/make-e2e.sh scripts/; cat $PAGE/1.make >>Makefile",
 		typing: map[string][]typed{"host add": yes},
 	},
 	{
-		name: "docs/vm-packer.md", users: both, dir: "project",
+		name: "docs/how-to/virtual-machines.md", users: both, dir: "project",
 		setup: "sandboxer host add haskell-build build@vm.example --yes",
 	},
 	{
-		name: "docs/runbooks/profile-vm-haskell-build.md", users: both, dir: "project",
+		name: "docs/how-to/vm-haskell-build.md", users: both, dir: "project",
 		typing: map[string][]typed{"host add": yes},
 		after:  "cat out/README",
 	},
@@ -176,7 +184,7 @@ cp -r docs/testdata/project/. /src/app/
 	helpExamples(t, "", examples)
 	for _, p := range pages {
 		seen[p.name] = true
-		if only != "" && only != p.name {
+		if only != "" && !slices.Contains(strings.Split(only, ","), p.name) {
 			continue
 		}
 		if p.engine && !engine {
@@ -204,27 +212,25 @@ cp -r docs/testdata/project/. /src/app/
 			t.Errorf("nothing types the examples of sandboxer help %s: add it to the table", name)
 		}
 	}
-	for _, pattern := range []string{"../*.md", "*.md", "*/*.md"} {
-		names, err := filepath.Glob(pattern)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, name := range names {
-			rel := strings.TrimPrefix(filepath.Join("docs", name), "docs/../")
-			for _, b := range blocks(read(t, name)) {
-				switch {
-				case b.reason != "":
-					left++
-					t.Logf("%s:%d is not typed: %s", rel, b.line, b.reason)
-				case b.lang == "":
-					t.Errorf("%s:%d: the block does not say its language", rel, b.line)
-				case b.lang != "sh" && b.lang != "console":
-					if promptLine.MatchString(b.text) && !slices.Contains([]string{"yaml", "json", "go"}, b.lang) {
-						t.Errorf("%s:%d: there are commands in a block of %s", rel, b.line, b.lang)
-					}
-				case !seen[rel]:
-					t.Errorf("%s:%d: nothing types the commands of this page: add it to the table, or say <!-- not typed: REASON -->", rel, b.line)
+	above, err := filepath.Glob("../*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range append(above, markdown(t)...) {
+		rel := filepath.Join("docs", name)
+		for _, b := range blocks(read(t, name)) {
+			switch {
+			case b.reason != "":
+				left++
+				t.Logf("%s:%d is not typed: %s", rel, b.line, b.reason)
+			case b.lang == "":
+				t.Errorf("%s:%d: the block does not say its language", rel, b.line)
+			case b.lang != "sh" && b.lang != "console":
+				if promptLine.MatchString(b.text) && !slices.Contains([]string{"yaml", "json", "go"}, b.lang) {
+					t.Errorf("%s:%d: there are commands in a block of %s", rel, b.line, b.lang)
 				}
+			case !seen[rel]:
+				t.Errorf("%s:%d: nothing types the commands of this page: add it to the table, or say <!-- not typed: REASON -->", rel, b.line)
 			}
 		}
 	}

@@ -40,7 +40,7 @@ func TestSecurity(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for line := range strings.Lines(read(t, "security.md")) {
+	for line := range strings.Lines(read(t, "design/security.md")) {
 		promise, tests, ok := strings.Cut(strings.Trim(line, "| \n"), "|")
 		if !ok || !strings.Contains(tests, "Test") {
 			continue

@@ -1,10 +1,10 @@
-// Package extension makes a program of an adapter: one that the broker starts, or connects to, as an
-// extension of its own (docs/extension-sdk.md), without being built into it.
+// Package extension turns an adapter into a separate program: an extension that the broker starts, or
+// connects to, without being built into the broker (docs/how-to/write-an-extension.md).
 //
 //	func main() { extension.Main(Adapter) }
 //
-// The adapter is written as one that is built in: package sandboxer says what it has to do, package
-// extensiontest whether it does.
+// An adapter is written like a built-in one: package sandboxer has the contract, and package
+// extensiontest tests it.
 package extension
 
 import (
@@ -28,17 +28,19 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/catalog"
+	"github.com/sand-boxer/sandboxer/internal/notes"
 	"github.com/sand-boxer/sandboxer/internal/protocol"
 )
 
-// Main serves a until the broker is done, and exits. Without arguments it speaks on the standard input and
-// output, as a child of the broker; os.Stdout is os.Stderr from then on, whose lines go into the broker's log.
-// With -listen it is a service:
+// Main serves a until the broker disconnects, and exits. Without arguments it is a child process of the
+// broker and speaks on the standard input and output. It then sets os.Stdout to os.Stderr, whose lines
+// go to the broker's log. With -listen it is a service:
 //
 //	my-backend -listen unix:/run/my-backend.sock
 //	my-backend -listen tls:0.0.0.0:7443 -cert cert.pem -key key.pem -client-ca ca.pem
 //
-// It exits with 0 when its input ended or it was told to stop, with 1 after a failure and with 2 for wrong arguments.
+// The exit code is 0 after the end of its input or a signal to stop, 1 after a failure, and 2 for wrong
+// arguments.
 func Main(a sandboxer.Adapter) {
 	os.Exit(run(a, os.Args, os.Stdin, os.Stdout))
 }
@@ -71,7 +73,7 @@ func run(a sandboxer.Adapter, args []string, in io.Reader, out *os.File) int {
 	return 0
 }
 
-// listener listens where a service is to be found.
+// listener listens on the address where of a service.
 func listener(where, cert, key, ca string) (net.Listener, error) {
 	kind, addr, _ := strings.Cut(where, ":")
 	switch kind {
@@ -92,18 +94,18 @@ func listener(where, cert, key, ca string) (net.Listener, error) {
 	return nil, fmt.Errorf("-listen %s: want unix:/path or tls:host:port", where)
 }
 
-// Serve speaks the extension protocol for a on in and out until in ends, which is nil, or ctx is done. It
-// opens one extension, and closes it at the end.
+// Serve speaks the extension protocol for a on in and out until in ends or ctx is done. The end of in
+// is success. Serve opens one extension and closes it at the end.
 func Serve(ctx context.Context, a sandboxer.Adapter, in io.Reader, out io.Writer) error {
 	return serve(ctx, a, protocol.NewReader(in), out, nil)
 }
 
-// maxWaiting bounds streams of a service whose requests have not come.
+// maxWaiting bounds streams of a service whose requests have not arrived.
 const maxWaiting = 256
 
-// ServeListener serves a as a service to the brokers that connect to l, until ctx is done. Each has an extension
-// of its own. Whoever may connect may do everything: l is a Unix socket that only the broker's user reaches, or
-// asks for certificates.
+// ServeListener serves a to the brokers that connect to l, until ctx is done. Each broker has its own
+// extension. Every client of l has full access. So l must be a Unix socket that only the broker's user
+// reaches, or require client certificates.
 func ServeListener(ctx context.Context, a sandboxer.Adapter, l net.Listener) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -154,7 +156,7 @@ func accepted(ctx context.Context, a sandboxer.Adapter, conn net.Conn, waiting *
 	}
 }
 
-// waiting has the streams of a service whose requests have not come, and the requests whose streams have not.
+// waiting has the streams of a service whose requests have not arrived, and the requests whose streams have not.
 type waiting struct {
 	mu      sync.Mutex
 	streams map[string]chan *protocol.Stream
@@ -162,7 +164,7 @@ type waiting struct {
 
 func newWaiting() *waiting { return &waiting{streams: map[string]chan *protocol.Stream{}} }
 
-// of returns where the stream of token is, or will be; false if there are too many.
+// of returns the channel for the stream of token; false if there are too many.
 func (w *waiting) of(token string) (chan *protocol.Stream, bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -178,7 +180,7 @@ func (w *waiting) of(token string) (chan *protocol.Stream, bool) {
 	return c, true
 }
 
-// drop forgets token, and closes the stream that nobody asked for.
+// drop forgets token, and closes a stream that no request asked for.
 func (w *waiting) drop(token string, c chan *protocol.Stream) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -234,13 +236,13 @@ func serve(ctx context.Context, a sandboxer.Adapter, r *bufio.Reader, w io.Write
 	theirs, err := within(ctx, protocol.HelloTime, func() (*protocol.Hello, error) { return protocol.ReadHello(r) })
 	if err != nil {
 		if errors.Is(err, io.EOF) {
-			return nil // nobody wanted anything
+			return nil // the other side wanted nothing
 		}
 		return err
 	}
 	ours := protocol.Hello{Protocols: protocol.Versions, Program: a.Kind + " " + version()}
 	if _, err := protocol.Agree(theirs.Protocols); err != nil {
-		ours.Error = protocol.ErrorOf(err)
+		ours.Error = protocol.Traced(err)
 		return errors.Join(err, protocol.WriteHello(w, ours))
 	}
 	log := &logger{early: slog.NewTextHandler(os.Stderr, nil)}
@@ -260,8 +262,14 @@ func serve(ctx context.Context, a sandboxer.Adapter, r *bufio.Reader, w io.Write
 			}
 		},
 	}
-	if o.ext, err = a.Open(ctx, env); err != nil {
-		ours.Error = protocol.ErrorOf(err)
+	if len(theirs.NotesKey) > 0 {
+		env.Notes, err = notes.WithKey(env.Dir, env.Extension, theirs.NotesKey)
+	}
+	if err == nil {
+		o.ext, err = a.Open(ctx, env)
+	}
+	if err != nil {
+		ours.Error = protocol.Traced(err)
 		for _, f := range catalog.FaultsOf(err) {
 			ours.Error.Fault(f.Path, f.Message)
 		}
@@ -272,7 +280,7 @@ func serve(ctx context.Context, a sandboxer.Adapter, r *bufio.Reader, w io.Write
 	}
 	description, err := describe(a, o.ext)
 	if err != nil {
-		ours.Error = protocol.ErrorOf(err)
+		ours.Error = protocol.Traced(err)
 		return errors.Join(err, protocol.WriteHello(w, ours))
 	}
 	o.can = map[sandboxer.Capability]bool{"": true}
@@ -286,7 +294,7 @@ func serve(ctx context.Context, a sandboxer.Adapter, r *bufio.Reader, w io.Write
 	if d, ok := w.(net.Conn); ok {
 		_ = d.SetDeadline(time.Time{}) // the hello was in time
 	}
-	conn = protocol.New(r, w, protocol.Options{Serve: o.serve, MaxServed: 256})
+	conn = protocol.New(r, w, protocol.Options{Serve: o.serve, Trace: true, MaxServed: 256})
 	defer conn.Wait() // before the extension is closed
 	defer conn.Close()
 	log.connect(conn)
@@ -327,7 +335,7 @@ func within[T any](ctx context.Context, limit time.Duration, f func() (T, error)
 	}
 }
 
-// describe says what ext, which a has opened, is.
+// describe returns the description of ext, which a has opened.
 func describe(a sandboxer.Adapter, ext sandboxer.Extension) (sandboxer.Description, error) {
 	if d, ok := ext.(sandboxer.Describer); ok {
 		return d.Describe(), nil
@@ -342,7 +350,7 @@ func describe(a sandboxer.Adapter, ext sandboxer.Extension) (sandboxer.Descripti
 	}, nil
 }
 
-// version is that of the program, as its module says.
+// version is the program's version, from its module.
 func version() string {
 	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" {
 		return info.Main.Version
@@ -369,6 +377,15 @@ func (o *opened) serve(ctx context.Context, r *protocol.Request) (any, error) {
 
 // open opens the stream of a request.
 func (o *opened) open(ctx context.Context, token string) (*protocol.Stream, error) {
+	s, err := o.connect(ctx, token)
+	if err != nil {
+		return nil, err
+	}
+	s.Trace = true
+	return s, nil
+}
+
+func (o *opened) connect(ctx context.Context, token string) (*protocol.Stream, error) {
 	switch {
 	case token == "":
 		return nil, sandboxer.E(sandboxer.Invalid, nil, "the request has no stream")

@@ -45,15 +45,24 @@ func plain[X, P, R any](can sandboxer.Capability, f func(ctx context.Context, x 
 	}}
 }
 
+// prepare returns the extension as the interface that has the method, and its params. The broker is another process: a spec from there
+// is checked here.
 func prepare[X, P any](c call) (x X, p P, err error) {
 	x, ok := c.ext.(X)
 	if !ok {
 		return x, p, sandboxer.E(sandboxer.Unsupported, nil, "this extension does not support %s", c.req.Method)
 	}
-	return x, p, c.req.Decode(&p)
+	if err := c.req.Decode(&p); err != nil {
+		return x, p, err
+	}
+	early := c.req.Method == protocol.MethodDefaultLimits || c.req.Method == protocol.MethodAdmit // asked before a spec is complete
+	if s, ok := any(p).(interface{ Full() sandboxer.Spec }); ok && !early {
+		err = s.Full().Check()
+	}
+	return x, p, err
 }
 
-// done is the result of what answers nothing.
+// done is the result of a method without an answer.
 func done(err error) (any, error) { return nil, err }
 
 // along is a method that works along its stream, and answers when all is done.
@@ -74,8 +83,8 @@ func along[X, P any](can sandboxer.Capability, f func(ctx context.Context, x X, 
 	}}
 }
 
-// begun is a method that answers when its stream has begun: begin does what has to be done for that, and
-// returns what goes on afterwards, whose error ends the stream.
+// begun is a method that answers when its stream has begun: begin does the work for that, and
+// returns the function that continues afterwards, whose error ends the stream.
 func begun[X, P any](can sandboxer.Capability, begin func(ctx context.Context, x X, p P) (func(s *protocol.Stream) error, error)) method {
 	return method{can, func(c call) (any, error) {
 		x, p, err := prepare[X, P](c)
@@ -162,7 +171,7 @@ func connection[X, P any](can sandboxer.Capability, dial func(ctx context.Contex
 			go func() {
 				_, err := io.Copy(conn, s.Reader(protocol.ChannelIn))
 				if err != nil {
-					conn.Close() // nobody listens any more
+					conn.Close() // there is no reader any more
 				} else if err = halfclose.CloseWrite(conn); errors.Is(err, errors.ErrUnsupported) {
 					conn.Close() // it has only one end
 					err = nil
@@ -191,7 +200,7 @@ func same[T any](v T) T { return v }
 
 func listed[V any](all iter.Seq2[V, error]) (iter.Seq2[V, error], error) { return all, nil }
 
-// pages lists what comes all at once, and an error behind it.
+// pages lists values that come all at once, followed by an error.
 func pages[V any](list []V, err error) (iter.Seq2[V, error], error) {
 	if len(list) == 0 {
 		return func(func(V, error) bool) {}, err
@@ -251,10 +260,10 @@ var methods = map[string]method{
 	}),
 	protocol.MethodCaches: values(sandboxer.CanCaches, func(ctx context.Context, x sandboxer.Cacher, p protocol.OnHost) (iter.Seq2[sandboxer.Cache, error], error) {
 		return pages(x.Caches(ctx, p.Host))
-	}, func(c sandboxer.Cache) protocol.Cache { return protocol.Cache(c) }),
+	}, same),
 	protocol.MethodPruneCaches: values(sandboxer.CanCaches, func(ctx context.Context, x sandboxer.Cacher, p protocol.OnHost) (iter.Seq2[sandboxer.Cache, error], error) {
 		return pages(x.PruneCaches(ctx, p.Host))
-	}, func(c sandboxer.Cache) protocol.Cache { return protocol.Cache(c) }),
+	}, same),
 
 	protocol.MethodExec: along(sandboxer.CanExec, func(ctx context.Context, x sandboxer.Execer, p protocol.ExecParams, s *protocol.Stream) (any, error) {
 		return done(s.ServeCommand(ctx, func(ctx context.Context, c protocol.Served) (sandboxer.Exit, error) {
@@ -326,9 +335,8 @@ var methods = map[string]method{
 	protocol.MethodDialAgent: connection(sandboxer.CanAgent, func(ctx context.Context, x sandboxer.AgentDialer, p ofSandbox) (net.Conn, error) {
 		return x.DialAgent(ctx, p.Handle)
 	}),
-	protocol.MethodExpose: plain(sandboxer.CanExpose, func(ctx context.Context, x sandboxer.Exposer, p protocol.PortParams) (protocol.Endpoint, error) {
-		e, err := x.Expose(ctx, p.Handle, p.Port)
-		return protocol.Endpoint(e), err
+	protocol.MethodExpose: plain(sandboxer.CanExpose, func(ctx context.Context, x sandboxer.Exposer, p protocol.PortParams) (sandboxer.Endpoint, error) {
+		return x.Expose(ctx, p.Handle, p.Port)
 	}),
 
 	protocol.MethodStartProcess: plain(sandboxer.CanProcesses, func(ctx context.Context, x sandboxer.ProcessManager, p protocol.StartParams) (protocol.PID, error) {
@@ -363,9 +371,8 @@ var methods = map[string]method{
 		l, err := x.IsAlive(ctx, p.Handle)
 		return protocol.Alive{Liveness: l}, err
 	}),
-	protocol.MethodDiscover: plain(sandboxer.CanDiscover, func(ctx context.Context, x sandboxer.Discoverer, p protocol.IDParams) (protocol.Found, error) {
-		f, err := x.Discover(ctx, p.ID)
-		return protocol.Found(f), err
+	protocol.MethodDiscover: plain(sandboxer.CanDiscover, func(ctx context.Context, x sandboxer.Discoverer, p protocol.IDParams) (sandboxer.Found, error) {
+		return x.Discover(ctx, p.ID)
 	}),
 	protocol.MethodListRunning: values(sandboxer.CanList, func(ctx context.Context, x sandboxer.Lister, p protocol.OwnerParams) (iter.Seq2[sandboxer.Handle, error], error) {
 		return listed(x.ListRunning(ctx, p.Owner))
@@ -386,7 +393,7 @@ var methods = map[string]method{
 	}),
 	protocol.MethodSnapshots: values(sandboxer.CanSnapshot, func(ctx context.Context, x sandboxer.Snapshotter, p protocol.OwnerParams) (iter.Seq2[sandboxer.FoundSnapshot, error], error) {
 		return listed(x.ListSnapshots(ctx, p.Owner))
-	}, func(f sandboxer.FoundSnapshot) protocol.FoundSnapshot { return protocol.FoundSnapshot(f) }),
+	}, same),
 
 	protocol.MethodEstimateCost: plain(sandboxer.CanQuote, func(ctx context.Context, x sandboxer.Quoter, p protocol.CostParams) (protocol.Quote, error) {
 		q, err := x.EstimateCost(ctx, p.Full(), time.Duration(p.DurationMS)*time.Millisecond)
@@ -422,7 +429,7 @@ var methods = map[string]method{
 	}),
 }
 
-// has maps each capability to whether an extension has the interface that brings it.
+// has maps each capability to whether an extension has its interface.
 var has = map[sandboxer.Capability]func(sandboxer.Extension) bool{
 	sandboxer.CanExec: is[sandboxer.Execer], sandboxer.CanFiles: is[sandboxer.Filer], sandboxer.CanArchive: is[sandboxer.Archiver],
 	sandboxer.CanDial: is[sandboxer.Dialer], sandboxer.CanExpose: is[sandboxer.Exposer], sandboxer.CanProbe: is[sandboxer.Prober],

@@ -10,7 +10,6 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"path"
 	"slices"
 	"strings"
 	"sync"
@@ -22,9 +21,9 @@ import (
 )
 
 // ask makes one request on a connection to an agent and returns the answer's body.
-func ask(t *testing.T, c net.Conn, method, target, body string) (status int, answer []byte) {
+func (s *suite) ask(t *testing.T, c net.Conn, method, target, body string) (status int, answer []byte) {
 	t.Helper()
-	c.SetDeadline(time.Now().Add(time.Minute))
+	c.SetDeadline(time.Now().Add(s.Patience))
 	r, err := http.NewRequestWithContext(t.Context(), method, "http://sandbox"+target, strings.NewReader(body))
 	if err != nil {
 		t.Fatal(err)
@@ -57,27 +56,27 @@ func (s *suite) agent(t *testing.T) {
 		return c
 	}
 
-	t.Run("its wire, without a token", func(t *testing.T) {
+	s.test(t, "its wire, without a token", func(t *testing.T) {
 		c := dial(t)
-		if status, _ := ask(t, c, "GET", "/health", ""); status != http.StatusNoContent {
+		if status, _ := s.ask(t, c, "GET", "/health", ""); status != http.StatusNoContent {
 			t.Errorf("GET /health: %d; want %d", status, http.StatusNoContent)
 		}
-		status, answer := ask(t, c, "POST", "/process.Process/List", "{}")
+		status, answer := s.ask(t, c, "POST", "/process.Process/List", "{}")
 		if status != http.StatusOK || !json.Valid(answer) {
 			t.Errorf("process.Process/List: %d, %q", status, answer)
 		}
-		if status, answer := ask(t, c, "GET", "/files?path="+sb.dir(t)+"/no-such-file", ""); status != http.StatusNotFound {
+		if status, answer := s.ask(t, c, "GET", "/files?path="+sb.dir(t)+"/no-such-file", ""); status != http.StatusNotFound {
 			t.Errorf("GET /files of nothing: %d, %q", status, answer)
 		}
 	})
 
-	t.Run("several at a time", func(t *testing.T) {
+	s.test(t, "several at a time", func(t *testing.T) {
 		var wg sync.WaitGroup
 		for range 8 {
 			c := dial(t)
 			wg.Go(func() {
 				for range 3 {
-					if status, _ := ask(t, c, "GET", "/health", ""); status != http.StatusNoContent {
+					if status, _ := s.ask(t, c, "GET", "/health", ""); status != http.StatusNoContent {
 						t.Errorf("GET /health: %d", status)
 					}
 				}
@@ -86,7 +85,7 @@ func (s *suite) agent(t *testing.T) {
 		wg.Wait()
 	})
 
-	t.Run("survives the context of the call", func(t *testing.T) {
+	s.test(t, "survives the context of the call", func(t *testing.T) {
 		own, cancel := context.WithCancel(t.Context())
 		c, err := sb.b.DialAgent(own, sb.h)
 		if err != nil {
@@ -94,12 +93,12 @@ func (s *suite) agent(t *testing.T) {
 		}
 		defer c.Close()
 		cancel()
-		if status, _ := ask(t, c, "GET", "/health", ""); status != http.StatusNoContent {
+		if status, _ := s.ask(t, c, "GET", "/health", ""); status != http.StatusNoContent {
 			t.Errorf("GET /health: %d", status)
 		}
 	})
 
-	t.Run("in this sandbox and no other", func(t *testing.T) {
+	s.test(t, "in this sandbox and no other", func(t *testing.T) {
 		if !sb.b.Can(sandboxer.CanProcesses) {
 			t.Skip("without processes there is nothing to tell agents by")
 		}
@@ -111,27 +110,27 @@ func (s *suite) agent(t *testing.T) {
 			t.Fatal(describe(err))
 		}
 		defer c.Close()
-		if status, answer := ask(t, dial(t), "POST", "/process.Process/List", "{}"); status != http.StatusOK || !strings.Contains(string(answer), tag) {
+		if status, answer := s.ask(t, dial(t), "POST", "/process.Process/List", "{}"); status != http.StatusOK || !strings.Contains(string(answer), tag) {
 			t.Errorf("its own agent does not know the process: %d, %q", status, answer)
 		}
-		if status, answer := ask(t, c, "POST", "/process.Process/List", "{}"); status != http.StatusOK || strings.Contains(string(answer), tag) {
+		if status, answer := s.ask(t, c, "POST", "/process.Process/List", "{}"); status != http.StatusOK || strings.Contains(string(answer), tag) {
 			t.Errorf("another sandbox's agent knows the process: %d, %q", status, answer)
 		}
 	})
 
-	t.Run("unknown sandbox", func(t *testing.T) {
+	s.test(t, "unknown sandbox", func(t *testing.T) {
 		_, err := sb.b.DialAgent(ctx(t), sandboxer.Handle{SandboxID: s.spec().ID, Generation: 1})
 		wantKind(t, err, "DialAgent", sandboxer.NotFound)
 	})
 
-	t.Run("teardown ends the connection", func(t *testing.T) {
+	s.test(t, "teardown ends the connection", func(t *testing.T) {
 		own := s.up(t)
 		c, err := own.b.DialAgent(ctx(t), own.h)
 		if err != nil {
 			t.Fatal(describe(err))
 		}
 		defer c.Close()
-		ask(t, c, "GET", "/health", "")
+		s.ask(t, c, "GET", "/health", "")
 		if _, err := own.b.Teardown(ctx(t), own.h); err != nil {
 			t.Fatal(describe(err))
 		}
@@ -216,7 +215,7 @@ func (f *following) says(t *testing.T, text string) {
 	poll(t, fmt.Sprintf("%q among the output", text), f.s.Patience, func() bool { return strings.Contains(f.out.String(), text) })
 }
 
-// An input is what a test types. Who writes never waits for who reads.
+// An input is what a test types. A writer never waits for the reader.
 type input struct {
 	more chan string
 	rest string
@@ -240,6 +239,7 @@ func (in *input) Read(p []byte) (int, error) {
 	return n, nil
 }
 
+// processes are followed by connections to one agent, which opens a few at a time: concurrent tests would wait for each other.
 func (s *suite) processes(t *testing.T) {
 	sb := s.up(t)
 	list := func(t *testing.T, b interface {
@@ -254,7 +254,7 @@ func (s *suite) processes(t *testing.T) {
 	}
 	replay := sandboxer.ProcessStreams{Replay: true}
 
-	t.Run("start, and what was missed", func(t *testing.T) {
+	s.alone(t, "start, and what was missed", func(t *testing.T) {
 		p := sb.startProcess(t, sandboxer.ProcessSpec{Args: s.script("echo out; echo err >&2; exit 43")})
 		f := p.attach(t, replay)
 		if x := f.ended(t); x.Code != 43 || f.out.String() != "out\n" || f.err.String() != "err\n" {
@@ -271,7 +271,7 @@ func (s *suite) processes(t *testing.T) {
 		}
 	})
 
-	t.Run("environment, directory, default directory", func(t *testing.T) {
+	s.alone(t, "environment, directory, default directory", func(t *testing.T) {
 		dir := sb.dir(t)
 		p := sb.startProcess(t, sandboxer.ProcessSpec{Args: s.script(`echo "$COLOUR:$(pwd -P)"`), Env: map[string]string{"COLOUR": "blue"}, Dir: "/"})
 		f := p.attach(t, replay)
@@ -284,7 +284,7 @@ func (s *suite) processes(t *testing.T) {
 		}
 	})
 
-	t.Run("the sandbox's environment", func(t *testing.T) {
+	s.alone(t, "the sandbox's environment", func(t *testing.T) {
 		own := s.up(t, func(sp *sandboxer.Spec) { sp.Env["SHAPE"] = "round" })
 		f := own.startProcess(t, sandboxer.ProcessSpec{Args: s.script("echo $SHAPE")}).attach(t, replay)
 		if f.ended(t); f.out.String() != "round\n" {
@@ -292,16 +292,20 @@ func (s *suite) processes(t *testing.T) {
 		}
 	})
 
-	t.Run("listed by pid and tag until it ends", func(t *testing.T) {
+	s.alone(t, "listed by pid and tag until it ends", func(t *testing.T) {
 		p := sb.startProcess(t, sandboxer.ProcessSpec{Args: []string{"sleep", "1000"}, Tag: "sleeper", Dir: "/", Env: map[string]string{"K": "v"}})
-		find := func() int {
-			return slices.IndexFunc(list(t, sb.b), func(q sandboxer.Process) bool { return q.PID == p.pid })
+		find := func() (sandboxer.Process, bool) {
+			all := list(t, sb.b)
+			i := slices.IndexFunc(all, func(q sandboxer.Process) bool { return q.PID == p.pid })
+			if i < 0 {
+				return sandboxer.Process{}, false
+			}
+			return all[i], true
 		}
-		i := find()
-		if i < 0 {
+		got, ok := find()
+		if !ok {
 			t.Fatalf("process %d is not listed: %+v", p.pid, list(t, sb.b))
 		}
-		got := list(t, sb.b)[i]
 		if got.Tag != "sleeper" || !slices.Equal(got.Args, []string{"sleep", "1000"}) || got.Dir != "/" || got.Env["K"] != "v" {
 			t.Errorf("listed as %+v", got)
 		}
@@ -311,10 +315,10 @@ func (s *suite) processes(t *testing.T) {
 		if x := p.attach(t, sandboxer.ProcessStreams{}).ended(t); x.Signal != "TERM" || x.Code != 128+15 {
 			t.Errorf("ended with %+v; want TERM", x)
 		}
-		poll(t, "it to leave the list", s.Patience, func() bool { return find() < 0 })
+		poll(t, "it to leave the list", s.Patience, func() bool { _, ok := find(); return !ok })
 	})
 
-	t.Run("input, and its end", func(t *testing.T) {
+	s.alone(t, "input, and its end", func(t *testing.T) {
 		p := sb.startProcess(t, sandboxer.ProcessSpec{Args: s.script("while read line; do echo got $line; done; echo closed"), Input: true})
 		in := newInput()
 		f := p.attach(t, sandboxer.ProcessStreams{Stdin: in})
@@ -328,14 +332,14 @@ func (s *suite) processes(t *testing.T) {
 		}
 	})
 
-	t.Run("no input is the end of it", func(t *testing.T) {
+	s.alone(t, "no input is the end of it", func(t *testing.T) {
 		f := sb.startProcess(t, sandboxer.ProcessSpec{Args: s.script("cat; echo read all")}).attach(t, replay)
 		if f.ended(t); f.out.String() != "read all\n" {
 			t.Errorf("%q", f.out.String())
 		}
 	})
 
-	t.Run("who leaves leaves it running", func(t *testing.T) {
+	s.alone(t, "who leaves leaves it running", func(t *testing.T) {
 		p := sb.startProcess(t, sandboxer.ProcessSpec{Args: s.script("echo begun; while read line; do echo got $line; done"), Input: true})
 		in := newInput()
 		first := p.attach(t, sandboxer.ProcessStreams{Replay: true, Stdin: in})
@@ -357,11 +361,11 @@ func (s *suite) processes(t *testing.T) {
 		in.end()
 	})
 
-	t.Run("two who follow", func(t *testing.T) {
+	s.alone(t, "two who follow", func(t *testing.T) {
 		p := sb.startProcess(t, sandboxer.ProcessSpec{Args: s.script("read go; seq 1 20000"), Input: true})
 		in := newInput()
 		a, b := p.attach(t, sandboxer.ProcessStreams{Stdin: in, Replay: true}), p.attach(t, replay)
-		// Who replays misses nothing, however late the second is.
+		// A caller that replays misses nothing, however late the second one is.
 		in.write("go\n")
 		in.end()
 		a.ended(t)
@@ -371,14 +375,14 @@ func (s *suite) processes(t *testing.T) {
 		}
 	})
 
-	t.Run("a terminal and its size", func(t *testing.T) {
+	s.alone(t, "a terminal and its size", func(t *testing.T) {
 		p := sb.startProcess(t, sandboxer.ProcessSpec{Args: s.script("stty size; read line; stty size; exit 7"), TTY: &sandboxer.WinSize{Cols: 91, Rows: 31}})
 		sizes := make(chan sandboxer.WinSize, 1)
 		in := newInput()
 		f := p.attach(t, sandboxer.ProcessStreams{Replay: true, Stdin: in, Resize: sizes})
 		f.says(t, "31 91")
 		sizes <- sandboxer.WinSize{Cols: 100, Rows: 40}
-		// The size has arrived once a look at it says so; typing goes another way.
+		// The size has arrived once a probe says so; typed input takes another way.
 		probe := sandboxer.ProcessSpec{Args: s.script(fmt.Sprintf("for i in $(seq 600); do stty size </proc/%d/fd/0 | grep -q '40 100' && exit 0; sleep 0.1; done; exit 1", p.pid))}
 		if x := sb.startProcess(t, probe).attach(t, replay).ended(t); x.Code != 0 {
 			t.Fatal("the terminal keeps its old size")
@@ -391,7 +395,7 @@ func (s *suite) processes(t *testing.T) {
 		}
 	})
 
-	t.Run("signals of who follows", func(t *testing.T) {
+	s.alone(t, "signals of who follows", func(t *testing.T) {
 		p := sb.startProcess(t, sandboxer.ProcessSpec{Args: s.script("trap 'echo caught; exit 5' USR1; echo ready; while :; do sleep 0.1; done")})
 		signals := make(chan os.Signal, 1)
 		f := p.attach(t, sandboxer.ProcessStreams{Replay: true, Signals: signals})
@@ -402,7 +406,7 @@ func (s *suite) processes(t *testing.T) {
 		}
 	})
 
-	t.Run("a kill takes what it started along", func(t *testing.T) {
+	s.alone(t, "a kill takes what it started along", func(t *testing.T) {
 		p := sb.startProcess(t, sandboxer.ProcessSpec{Args: s.script("setsid sleep 987 & echo $!; wait")})
 		f := p.attach(t, replay)
 		f.says(t, "\n")
@@ -419,7 +423,7 @@ func (s *suite) processes(t *testing.T) {
 		}
 	})
 
-	t.Run("found by another broker", func(t *testing.T) {
+	s.alone(t, "found by another broker", func(t *testing.T) {
 		p := sb.startProcess(t, sandboxer.ProcessSpec{Args: s.script("echo before; while read line; do echo got $line; done"), Input: true, Tag: "kept"})
 		p.attach(t, replay).says(t, "before")
 		next := s.open(t)
@@ -439,7 +443,7 @@ func (s *suite) processes(t *testing.T) {
 		}
 	})
 
-	t.Run("what cannot be started", func(t *testing.T) {
+	s.alone(t, "what cannot be started", func(t *testing.T) {
 		start := func(p sandboxer.ProcessSpec) error {
 			_, err := sb.b.StartProcess(ctx(t), sb.h, p)
 			return err
@@ -452,7 +456,7 @@ func (s *suite) processes(t *testing.T) {
 		wantKind(t, start(sandboxer.ProcessSpec{Args: []string{"true"}, Tag: strings.Repeat("x", sandboxer.MaxProcessTag+1)}), "a tag that is too long", sandboxer.Invalid)
 	})
 
-	t.Run("a process that is not there", func(t *testing.T) {
+	s.alone(t, "a process that is not there", func(t *testing.T) {
 		const none = 1<<22 + 1
 		_, err := sb.b.AttachProcess(ctx(t), sb.h, none, sandboxer.ProcessStreams{})
 		wantKind(t, err, "AttachProcess", sandboxer.NotFound)
@@ -461,7 +465,7 @@ func (s *suite) processes(t *testing.T) {
 		wantKind(t, sb.b.SignalProcess(ctx(t), sb.h, 0, 15), "process 0", sandboxer.Invalid)
 	})
 
-	t.Run("unknown sandbox", func(t *testing.T) {
+	s.alone(t, "unknown sandbox", func(t *testing.T) {
 		h := sandboxer.Handle{SandboxID: s.spec().ID, Generation: 1}
 		_, err := sb.b.StartProcess(ctx(t), h, sandboxer.ProcessSpec{Args: []string{"true"}})
 		wantKind(t, err, "StartProcess", sandboxer.NotFound)
@@ -469,7 +473,7 @@ func (s *suite) processes(t *testing.T) {
 		wantKind(t, err, "ListProcesses", sandboxer.NotFound)
 	})
 
-	t.Run("teardown ends it", func(t *testing.T) {
+	s.alone(t, "teardown ends it", func(t *testing.T) {
 		own := s.up(t)
 		p := own.startProcess(t, sandboxer.ProcessSpec{Args: []string{"sleep", "1000"}})
 		f := p.attach(t, sandboxer.ProcessStreams{})
@@ -483,176 +487,6 @@ func (s *suite) processes(t *testing.T) {
 		}
 		if f.failed == nil && f.x.Code == 0 {
 			t.Errorf("it ended well: %+v", f.x)
-		}
-	})
-}
-
-// changes is a watch under way.
-type changes struct {
-	s    *suite
-	mu   sync.Mutex
-	got  []sandboxer.FileChange
-	err  error
-	done chan struct{}
-	end  context.CancelFunc
-}
-
-func (sb *sandbox) watch(t *testing.T, dir string, recursive bool) *changes {
-	t.Helper()
-	c, end := context.WithCancel(ctx(t))
-	seq, err := sb.b.WatchFiles(c, sb.h, dir, recursive)
-	if err != nil {
-		end()
-		t.Fatalf("WatchFiles(%s): %s", dir, describe(err))
-	}
-	w := &changes{s: sb.s, done: make(chan struct{}), end: end}
-	go func() {
-		defer close(w.done)
-		for ch, err := range seq {
-			w.mu.Lock()
-			if err != nil {
-				w.err = err
-			} else {
-				w.got = append(w.got, ch)
-			}
-			w.mu.Unlock()
-		}
-	}()
-	t.Cleanup(func() { end(); <-w.done })
-	return w
-}
-
-func (w *changes) has(op sandboxer.FileOp, name string) bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return slices.ContainsFunc(w.got, func(c sandboxer.FileChange) bool { return c.Op == op && c.Path == name })
-}
-
-func (w *changes) tells(t *testing.T, op sandboxer.FileOp, name string) {
-	t.Helper()
-	end := time.Now().Add(w.s.Patience)
-	for !w.has(op, name) {
-		if time.Now().After(end) {
-			w.mu.Lock()
-			defer w.mu.Unlock()
-			t.Fatalf("no %s of %s is told; told were %+v, %v", op, name, w.got, w.err)
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-}
-
-func (s *suite) watching(t *testing.T) {
-	sb := s.up(t)
-	dir := path.Join(sb.dir(t), "watched")
-	other := path.Join(sb.dir(t), "beside")
-	sb.sh(t, "mkdir -p $1/deep $2", dir, other)
-
-	t.Run("what happens to a file", func(t *testing.T) {
-		w := sb.watch(t, dir, false)
-		f := path.Join(dir, "f")
-		sb.sh(t, "echo x >$1", f)
-		w.tells(t, sandboxer.FileCreate, f)
-		w.tells(t, sandboxer.FileWrite, f)
-		sb.sh(t, "chmod 600 $1", f)
-		w.tells(t, sandboxer.FileChmod, f)
-		sb.sh(t, "mv $1 $1.new", f)
-		w.tells(t, sandboxer.FileRename, f)
-		w.tells(t, sandboxer.FileCreate, f+".new")
-		sb.sh(t, "rm $1.new", f)
-		w.tells(t, sandboxer.FileRemove, f+".new")
-	})
-
-	t.Run("with what the file is", func(t *testing.T) {
-		w := sb.watch(t, dir, false)
-		f := path.Join(dir, "described")
-		sb.sh(t, "printf 12345 >$1; chmod 640 $1", f)
-		w.tells(t, sandboxer.FileChmod, f)
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		for _, ch := range w.got {
-			if ch.Op == sandboxer.FileChmod && (ch.File == nil || ch.File.Size != 5 || ch.File.Mode.Perm() != 0o640 || ch.File.Path != f) {
-				t.Errorf("the file of %+v: %+v", ch, ch.File)
-			}
-		}
-	})
-
-	t.Run("every change from the return on", func(t *testing.T) {
-		for i := range 20 {
-			w := sb.watch(t, dir, false)
-			f := path.Join(dir, fmt.Sprint("at-once-", i))
-			sb.sh(t, ": >$1", f)
-			w.tells(t, sandboxer.FileCreate, f)
-			w.end()
-		}
-	})
-
-	t.Run("below only if asked", func(t *testing.T) {
-		flat, deep := sb.watch(t, dir, false), sb.watch(t, dir, true)
-		f := path.Join(dir, "deep", "down")
-		sb.sh(t, "echo x >$1; mkdir $2/new; echo y >$2/new/g; : >$2/last", f, dir)
-		deep.tells(t, sandboxer.FileCreate, f)
-		deep.tells(t, sandboxer.FileCreate, path.Join(dir, "new"))
-		deep.tells(t, sandboxer.FileCreate, path.Join(dir, "new", "g")) // also of directories that came later
-		flat.tells(t, sandboxer.FileCreate, path.Join(dir, "last"))
-		if flat.has(sandboxer.FileCreate, f) || flat.has(sandboxer.FileWrite, f) {
-			t.Errorf("a watch of one directory tells of %s", f)
-		}
-	})
-
-	t.Run("nothing beside", func(t *testing.T) {
-		w := sb.watch(t, dir, true)
-		sb.sh(t, "echo x >$1/f; : >$2/after", other, dir)
-		w.tells(t, sandboxer.FileCreate, path.Join(dir, "after"))
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		for _, ch := range w.got {
-			if !strings.HasPrefix(ch.Path, dir+"/") {
-				t.Errorf("told of %+v", ch)
-			}
-		}
-	})
-
-	t.Run("names that are no UTF-8", func(t *testing.T) {
-		w := sb.watch(t, dir, false)
-		sb.sh(t, `cd $1 && : >"$(printf 'caf\351')"`, dir)
-		w.tells(t, sandboxer.FileCreate, path.Join(dir, "caf\xe9"))
-	})
-
-	t.Run("ends with its context", func(t *testing.T) {
-		w := sb.watch(t, dir, false)
-		w.end()
-		select {
-		case <-w.done:
-		case <-time.After(s.Patience):
-			t.Fatal("the watch goes on")
-		}
-		wantKind(t, w.err, "the end of a watch that was left", sandboxer.Canceled)
-	})
-
-	t.Run("what cannot be watched", func(t *testing.T) {
-		_, err := sb.b.WatchFiles(ctx(t), sb.h, path.Join(dir, "no-such"), false)
-		wantKind(t, err, "a missing directory", sandboxer.NotFound)
-		_, err = sb.b.WatchFiles(ctx(t), sb.h, "/etc/passwd", false)
-		wantKind(t, err, "a file", sandboxer.Invalid)
-		_, err = sb.b.WatchFiles(ctx(t), sb.h, "relative", false)
-		wantKind(t, err, "a relative path", sandboxer.Invalid)
-		_, err = sb.b.WatchFiles(ctx(t), sandboxer.Handle{SandboxID: s.spec().ID, Generation: 1}, "/tmp", false)
-		wantKind(t, err, "an unknown sandbox", sandboxer.NotFound)
-	})
-
-	t.Run("teardown ends it", func(t *testing.T) {
-		own := s.up(t)
-		w := own.watch(t, own.dir(t), false)
-		if _, err := own.b.Teardown(ctx(t), own.h); err != nil {
-			t.Fatal(describe(err))
-		}
-		select {
-		case <-w.done:
-		case <-time.After(s.Patience):
-			t.Fatal("a watch in a sandbox that is gone waits on")
-		}
-		if w.err == nil {
-			t.Error("it ended without an error")
 		}
 	})
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// fill makes a tree in $1 with what archives get wrong: modes, links, empty things,
+// fill makes a tree in $1 with what archives get wrong: modes, links, empty files and directories,
 // odd names, depth.
 const fill = `
 mkdir -p "$1" && cd "$1" || exit
@@ -56,16 +56,16 @@ func (s *suite) archive(t *testing.T) {
 		return out.Bytes()
 	}
 
-	t.Run("what is the kernel's", func(t *testing.T) {
+	s.test(t, "what is the kernel's", func(t *testing.T) {
 		sb := inside(t)
 		dir := sb.dir(t)
 		sb.sh(t, `ln -s /proc/self kernels && ln -s /proc elsewhere`)
 		for _, name := range []string{"/proc/1", "/proc/self", "/proc", "/sys", dir + "/kernels", dir + "/elsewhere/1"} {
-			// NotFound and Unsupported: where only the sandbox's own directories are archived.
+			// NotFound and Unsupported: where only the sandbox's own directories can be archived.
 			wantKind(t, sb.b.Archive(ctx(t), sb.h, name, io.Discard), "Archive of "+name, sandboxer.Denied, sandboxer.Unsupported, sandboxer.Invalid, sandboxer.NotFound)
 		}
 	})
-	t.Run("round trip", func(t *testing.T) {
+	s.test(t, "round trip", func(t *testing.T) {
 		sb := inside(t)
 		dir := sb.dir(t) + "/tree"
 		sb.sh(t, fill, dir)
@@ -83,7 +83,7 @@ func (s *suite) archive(t *testing.T) {
 		other.sh(t, `cd "$1" && ./tool >ran && echo more >>private && rmdir empty`, to) // it is the user's
 		sb.alive(t)
 	})
-	t.Run("a tar of relative names", func(t *testing.T) {
+	s.test(t, "a tar of relative names", func(t *testing.T) {
 		sb := inside(t)
 		dir := sb.dir(t) + "/tree"
 		sb.sh(t, fill, dir)
@@ -112,7 +112,7 @@ func (s *suite) archive(t *testing.T) {
 			t.Errorf("empty is %+v", hdr)
 		}
 	})
-	t.Run("the workspace", func(t *testing.T) {
+	s.test(t, "the workspace", func(t *testing.T) {
 		sb := inside(t)
 		sb.sh(t, "echo mine >mark")
 		other := inside(t)
@@ -124,7 +124,7 @@ func (s *suite) archive(t *testing.T) {
 		}
 		other.sh(t, "echo more >>mark; echo new >new")
 	})
-	t.Run("replaces what was there", func(t *testing.T) {
+	s.test(t, "replaces what was there", func(t *testing.T) {
 		sb := inside(t)
 		sb.sh(t, "mkdir -p d/sub; echo old >d/old; echo old >d/sub/old; echo old >.hidden; ln -s d l")
 		other := inside(t)
@@ -136,7 +136,7 @@ func (s *suite) archive(t *testing.T) {
 			t.Errorf("the workspace has %q; want new alone", got)
 		}
 	})
-	t.Run("an empty directory", func(t *testing.T) {
+	s.test(t, "an empty directory", func(t *testing.T) {
 		sb := inside(t)
 		sb.sh(t, "mkdir none; mkdir some; echo x >some/x")
 		dir := sb.dir(t)
@@ -147,7 +147,7 @@ func (s *suite) archive(t *testing.T) {
 			t.Errorf("found %q", got)
 		}
 	})
-	t.Run("padding", func(t *testing.T) { // tools fill blocks behind the end; nobody has to read it
+	s.test(t, "padding", func(t *testing.T) { // tools fill blocks behind the end; they need not be read
 		sb := inside(t)
 		var in bytes.Buffer
 		w := tar.NewWriter(&in)
@@ -162,7 +162,7 @@ func (s *suite) archive(t *testing.T) {
 			t.Errorf("one says %q", got)
 		}
 	})
-	t.Run("large", func(t *testing.T) {
+	s.test(t, "large", func(t *testing.T) {
 		sb := inside(t)
 		var in bytes.Buffer
 		w := tar.NewWriter(&in)
@@ -189,7 +189,7 @@ func (s *suite) archive(t *testing.T) {
 			break
 		}
 	})
-	t.Run("a name that leads out", func(t *testing.T) {
+	s.test(t, "a name that leads out", func(t *testing.T) {
 		sb := inside(t)
 		sb.sh(t, "mkdir d")
 		for _, name := range []string{"../escaped", "x/../../escaped"} {
@@ -205,7 +205,7 @@ func (s *suite) archive(t *testing.T) {
 		}
 		sb.alive(t)
 	})
-	t.Run("what is no archive", func(t *testing.T) {
+	s.test(t, "what is no archive", func(t *testing.T) {
 		sb := inside(t)
 		err := sb.b.Unarchive(ctx(t), sb.h, sb.dir(t)+"/d", bytes.NewReader(bytes.Repeat([]byte("no tar at all "), 1000)))
 		wantKind(t, err, "Unarchive of noise", sandboxer.Invalid)
@@ -217,26 +217,26 @@ func (s *suite) archive(t *testing.T) {
 		}
 		sb.alive(t)
 	})
-	t.Run("a reader that fails", func(t *testing.T) {
+	s.test(t, "a reader that fails", func(t *testing.T) {
 		sb := inside(t)
 		if err := sb.b.Archive(ctx(t), sb.h, "", writerFunc(func([]byte) (int, error) { return 0, errors.New("the reader left") })); err == nil {
-			t.Error("nobody took the archive, and yet it succeeded")
+			t.Error("the archive succeeded although its writer failed")
 		}
 		sb.alive(t)
 	})
-	t.Run("missing directory", func(t *testing.T) {
+	s.test(t, "missing directory", func(t *testing.T) {
 		sb := inside(t)
 		wantKind(t, sb.b.Archive(ctx(t), sb.h, sb.dir(t)+"/none", io.Discard), "Archive", sandboxer.NotFound)
 		sb.sh(t, "echo x >file")
 		wantKind(t, sb.b.Archive(ctx(t), sb.h, sb.dir(t)+"/file", io.Discard), "Archive of a file", sandboxer.Invalid)
 		wantKind(t, sb.b.Unarchive(ctx(t), sb.h, sb.dir(t)+"/file", strings.NewReader("")), "Unarchive into a file", sandboxer.Invalid)
 	})
-	t.Run("unknown sandbox", func(t *testing.T) {
-		b := s.open(t)
+	s.test(t, "unknown sandbox", func(t *testing.T) {
+		b := s.opened
 		wantKind(t, b.Archive(ctx(t), s.unknown(), "", io.Discard), "Archive", sandboxer.NotFound)
 		wantKind(t, b.Unarchive(ctx(t), s.unknown(), "", strings.NewReader("")), "Unarchive", sandboxer.NotFound)
 	})
-	t.Run("canceled", func(t *testing.T) {
+	s.test(t, "canceled", func(t *testing.T) {
 		sb := inside(t)
 		silence(t, func(ctx context.Context, r io.Reader) error {
 			return sb.b.Unarchive(ctx, sb.h, sb.dir(t)+"/d", r)

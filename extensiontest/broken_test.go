@@ -330,7 +330,7 @@ func mountAs(b *broken, change func(sandboxer.Spec, *sandboxer.Mount)) {
 	})
 }
 
-// asOperator has mounts be made as change says, whoever asks for them.
+// asOperator makes mounts as change says, whoever the caller is.
 func asOperator(b *broken, change func(sandboxer.Spec, *sandboxer.Mount)) {
 	b.admit = func(sandboxer.Spec, string) error { return nil }
 	mountAs(b, change)
@@ -364,10 +364,10 @@ var mutants = []struct {
 	{"a connection that ends with its call", "agent/survives the context of the call", func(b *broken, _ *fake.World) {
 		b.dialAgent = func(ctx context.Context, h sandboxer.Handle) (net.Conn, error) {
 			c, err := b.Extension.DialAgent(ctx, h)
-			if err == nil {
-				context.AfterFunc(ctx, func() { c.Close() })
+			if err != nil {
+				return nil, err
 			}
-			return c, err
+			return endsWith{c, ctx}, nil
 		}
 	}},
 	{"another wire", "agent/its wire, without a token", func(b *broken, _ *fake.World) {
@@ -494,23 +494,23 @@ var mutants = []struct {
 			m.Target = strings.Replace(m.Target, "/mnt/up/link/", "/usr/", 1)
 		})
 	}},
-	{"a target that is something else is passed over", "mounts/targets that cannot be/a directory at a file", func(b *broken, _ *fake.World) {
+	{"a target that is something else is passed over", "mounts/impossible targets/a directory at a file", func(b *broken, _ *fake.World) {
 		mountAs(b, func(_ sandboxer.Spec, m *sandboxer.Mount) {
 			if fi, err := os.Stat(m.Target); err == nil && !fi.IsDir() {
 				m.Source = ""
 			}
 		})
 	}},
-	{"missing sources are made", "mounts/sources that cannot be/missing", func(b *broken, _ *fake.World) {
+	{"missing sources are made", "mounts/impossible sources/missing", func(b *broken, _ *fake.World) {
 		mountAs(b, func(_ sandboxer.Spec, m *sandboxer.Mount) { _ = os.MkdirAll(m.Source, 0o755) })
 	}},
-	{"a source that is a link is followed", "mounts/sources that cannot be/a link", func(b *broken, _ *fake.World) {
+	{"a source that is a link is followed", "mounts/impossible sources/a link", func(b *broken, _ *fake.World) {
 		mountAs(b, func(_ sandboxer.Spec, m *sandboxer.Mount) { followed(m) })
 	}},
-	{"links on the way to a source are followed", "mounts/sources that cannot be/through a link", func(b *broken, _ *fake.World) {
+	{"links on the way to a source are followed", "mounts/impossible sources/through a link", func(b *broken, _ *fake.World) {
 		mountAs(b, func(_ sandboxer.Spec, m *sandboxer.Mount) { followed(m) })
 	}},
-	{"a source that is a pipe is passed over", "mounts/sources that cannot be/a named pipe", func(b *broken, _ *fake.World) {
+	{"a source that is a pipe is passed over", "mounts/impossible sources/a named pipe", func(b *broken, _ *fake.World) {
 		mountAs(b, func(_ sandboxer.Spec, m *sandboxer.Mount) {
 			if fi, err := os.Lstat(m.Source); err == nil && fi.Mode().Type() == fs.ModeNamedPipe {
 				m.Source = ""
@@ -696,11 +696,18 @@ var mutants = []struct {
 	{"variables are dropped", "core/env", func(b *broken, _ *fake.World) {
 		provisionAs(b, func(s *sandboxer.Spec) { s.Env = nil })
 	}},
+	{"a locale of the machine's", "core/text is UTF-8", func(b *broken, _ *fake.World) {
+		execAs(b, func(c *sandboxer.Cmd) {
+			if c.Env["LANG"] == "" {
+				c.Env = map[string]string{"LANG": "en_US"}
+			}
+		})
+	}},
+	{"a locale that nobody can change", "core/text is UTF-8", func(b *broken, _ *fake.World) {
+		execAs(b, func(c *sandboxer.Cmd) { c.Env = map[string]string{"LANG": "C.UTF-8"} })
+	}},
 	{"limits are dropped silently", "core/memory limit is refused", func(b *broken, _ *fake.World) {
 		provisionAs(b, func(s *sandboxer.Spec) { s.Limits = sandboxer.Limits{} })
-	}},
-	{"unknown policies are dropped silently", "core/unknown network mode is refused", func(b *broken, _ *fake.World) {
-		provisionAs(b, func(s *sandboxer.Spec) { s.Network = sandboxer.NetworkPolicy{} })
 	}},
 	{"mounts are dropped silently", "core/mount of a missing path is refused", func(b *broken, _ *fake.World) {
 		provisionAs(b, func(s *sandboxer.Spec) { s.Mounts = nil })
@@ -1007,10 +1014,27 @@ var mutants = []struct {
 			return b.Extension.WriteFile(ctx, h, name, 0o644, r)
 		}
 	}},
-	{"a broken upload is a short file", "files/a broken source is an error", func(b *broken, _ *fake.World) {
+	{"a broken upload is a short file", "files/a broken source changes nothing", func(b *broken, _ *fake.World) {
 		b.write = func(ctx context.Context, h sandboxer.Handle, name string, mode fs.FileMode, r io.Reader) error {
 			data, _ := io.ReadAll(r)
 			return b.Extension.WriteFile(ctx, h, name, mode, strings.NewReader(string(data)))
+		}
+	}},
+	{"a broken upload is an error and a short file", "files/a broken source changes nothing", func(b *broken, _ *fake.World) {
+		b.write = func(ctx context.Context, h sandboxer.Handle, name string, mode fs.FileMode, r io.Reader) error {
+			data, failed := io.ReadAll(r)
+			return errors.Join(failed, b.Extension.WriteFile(ctx, h, name, mode, strings.NewReader(string(data))))
+		}
+	}},
+	{"a file that is replaced gets the usual mode", "files/a file that is replaced keeps what it is", func(b *broken, _ *fake.World) {
+		b.write = func(ctx context.Context, h sandboxer.Handle, name string, mode fs.FileMode, r io.Reader) error {
+			return b.Extension.WriteFile(ctx, h, name, cmp.Or(mode, 0o644), r)
+		}
+	}},
+	{"a file that is replaced loses its other names", "files/names of one file stay names of one file", func(b *broken, _ *fake.World) {
+		b.write = func(ctx context.Context, h sandboxer.Handle, name string, mode fs.FileMode, r io.Reader) error {
+			_ = b.Extension.RemoveFile(ctx, h, name)
+			return b.Extension.WriteFile(ctx, h, name, mode, r)
 		}
 	}},
 	{"reads are cut at 64 KiB", "files/round trip", func(b *broken, _ *fake.World) {
@@ -1080,6 +1104,22 @@ var mutants = []struct {
 			return net.Dial("tcp", "127.0.0.1:"+strconv.Itoa(port))
 		}
 	}},
+	{"the table of sockets is not shown", "dial/listed", func(b *broken, _ *fake.World) {
+		b.exec = func(ctx context.Context, h sandboxer.Handle, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
+			if cmd.Args[0] == "cat" && slices.Contains(cmd.Args, "/proc/net/tcp") {
+				cmd.Args = []string{"cat", "/nothing/tcp"}
+			}
+			return b.Extension.Exec(ctx, h, cmd)
+		}
+	}},
+	{"the table of sockets of IPv6 is not shown", "dial/listed on IPv6", func(b *broken, _ *fake.World) {
+		b.exec = func(ctx context.Context, h sandboxer.Handle, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
+			if i := slices.Index(cmd.Args, "/proc/net/tcp6"); i > 0 {
+				cmd.Args = slices.Delete(slices.Clone(cmd.Args), i, i+1)
+			}
+			return b.Extension.Exec(ctx, h, cmd)
+		}
+	}},
 	{"no half close", "dial/half close", func(b *broken, _ *fake.World) {
 		b.dial = func(ctx context.Context, h sandboxer.Handle, port int) (net.Conn, error) {
 			c, err := b.Extension.Dial(ctx, h, port)
@@ -1146,19 +1186,6 @@ var mutants = []struct {
 	{"discovers what is not there", "discover/unknown ID", func(b *broken, _ *fake.World) {
 		b.discover = func(_ context.Context, id string) (sandboxer.Found, error) {
 			return sandboxer.Found{Handle: sandboxer.Handle{SandboxID: id, Generation: 1}}, nil
-		}
-	}},
-	{"discovers without the stamp", "discover/by ID from another process", func(b *broken, _ *fake.World) {
-		b.discover = func(ctx context.Context, id string) (sandboxer.Found, error) {
-			f, err := b.Extension.Discover(ctx, id)
-			f.Stamp = nil
-			return f, err
-		}
-	}},
-	{"keeps the stamp of before the claim", "pool/the stamp is the claim's", func(b *broken, _ *fake.World) {
-		b.claim = func(ctx context.Context, h sandboxer.Handle, s sandboxer.Spec) (sandboxer.Handle, error) {
-			s.Stamp = []byte("of before")
-			return b.Extension.Claim(ctx, h, s)
 		}
 	}},
 	{"lists everybody's", "list/owners are apart", func(b *broken, _ *fake.World) {
@@ -1544,6 +1571,7 @@ func TestBroken(t *testing.T) {
 		Spec:     sandboxer.Spec{Owner: "conformance", Image: "demo", Inputs: map[string]string{"volume": "data"}},
 		Volume:   "../volumes/data",
 		Want:     sandboxer.Capabilities(),
+		Enforces: []extensiontest.Feature{extensiontest.Locale},
 		Patience: 5 * time.Second, // it waits in vain
 		Kill:     func(_ *testing.T, h sandboxer.Handle) { w.Kill(h.SandboxID) },
 		Hang: func(*testing.T, sandboxer.Handle) func() {
@@ -1574,6 +1602,11 @@ func TestBroken(t *testing.T) {
 	if name == "a capability nobody wants" {
 		h.Want = h.Want[:len(h.Want)-1]
 	}
+	if os.Getenv("EXTENSIONTEST_WIRE") != "" {
+		h.Parallel = 4
+		extensiontest.RunWire(t, h)
+		return
+	}
 	extensiontest.Run(t, h)
 }
 
@@ -1598,7 +1631,7 @@ type described struct {
 
 func (d described) Describe() sandboxer.Description { return d.says() }
 
-// narrowed disclaims what there is not.
+// narrowed disclaims capabilities that do not exist.
 type narrowed struct{ *broken }
 
 func (narrowed) Without() []sandboxer.Capability { return []sandboxer.Capability{"flying"} }
@@ -1688,6 +1721,19 @@ func mutant(t *testing.T, w *fake.World, name, owner string) sandboxer.Extension
 	return nil
 }
 
+// An endsWith is a connection that takes nothing once ctx is done.
+type endsWith struct {
+	net.Conn
+	ctx context.Context
+}
+
+func (c endsWith) Write(p []byte) (int, error) {
+	if err := c.ctx.Err(); err != nil {
+		return 0, err
+	}
+	return c.Conn.Write(p)
+}
+
 func TestMutants(t *testing.T) {
 	roots, noMounts := "", canMount(t)
 	if noMounts == nil {
@@ -1760,6 +1806,24 @@ func TestMutants(t *testing.T) {
 		t.Parallel()
 		if passed, out := run(t, "sound", "^TestBroken$/^(core|files|archive|list|probe|discover|quote|meter|capacity|mounts|place)$"); !passed {
 			t.Errorf("the suite fails without a fault:\n%s", out)
+		}
+	})
+	t.Run("sound, on a wire", func(t *testing.T) {
+		t.Setenv("EXTENSIONTEST_WIRE", "1")
+		t.Setenv("SANDBOXER_TEST_WHOLE", "")
+		passed, out := run(t, "sound", "^TestBroken$")
+		if !passed {
+			t.Errorf("the suite fails without a fault:\n%s", out)
+		}
+		for group, names := range extensiontest.Wire {
+			for _, name := range names {
+				if name = group + "/" + strings.ReplaceAll(name, " ", "_"); name == "mounts/are_refused" || noMounts != nil && group == "mounts" {
+					continue
+				}
+				if !strings.Contains(out, "=== RUN   TestBroken/"+name+"\n") {
+					t.Errorf("there is no %s", name)
+				}
+			}
 		}
 	})
 	t.Run("sound, and says so", func(t *testing.T) {

@@ -14,10 +14,10 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/backend"
 )
 
-// checkpoint specifies what portable snapshots are made of where an archive of the
+// checkpoint specifies the content of portable snapshots where an archive of the
 // workspace is not enough.
 func (s *suite) checkpoint(t *testing.T) {
-	if !s.open(t).Can(sandboxer.CanExec) {
+	if !s.opened.Can(sandboxer.CanExec) {
 		t.Skip("cannot look inside: the extension has no exec")
 	}
 	saved := func(t *testing.T, sb *sandbox) (c sandboxer.Contents, archive []byte) {
@@ -53,7 +53,7 @@ func (s *suite) checkpoint(t *testing.T) {
 		return &sandbox{s: s, b: b, h: h, reach: reach, spec: sp}
 	}
 
-	t.Run("round trip", func(t *testing.T) {
+	s.test(t, "round trip", func(t *testing.T) {
 		sb := s.up(t)
 		sb.sh(t, fill, "tree")
 		const inVolume = `cd "$1" || exit; echo data >data && chmod 600 data && mkdir -p sub && chmod 711 sub && [ "$(id -u)" != 0 ] || chown -R 1234:567 .`
@@ -103,7 +103,7 @@ func (s *suite) checkpoint(t *testing.T) {
 		other.sh(t, "cd tree && ./tool >ran && echo more >>private && rmdir empty && echo later >plain")
 		other.alive(t)
 
-		// Once it is there it is only found.
+		// Once it exists it is only found.
 		if h, err := b.ProvisionFrom(ctx(t), sp, c, failingReader{}); err == nil {
 			if h.Ref != other.h.Ref {
 				t.Errorf("the second time it is %q, not %q", h.Ref, other.h.Ref)
@@ -121,7 +121,7 @@ func (s *suite) checkpoint(t *testing.T) {
 		_, err := b.ProvisionFrom(ctx(t), s.spec(), sandboxer.Contents{Volumes: []string{"no-such-volume"}}, bytes.NewReader(archive))
 		wantKind(t, err, "a volume that the sandbox has not", sandboxer.Unsupported)
 	})
-	t.Run("of an archive", func(t *testing.T) {
+	s.test(t, "of an archive", func(t *testing.T) {
 		var in bytes.Buffer
 		w := tar.NewWriter(&in)
 		noise := noise(1 << 20)
@@ -132,10 +132,10 @@ func (s *suite) checkpoint(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		b := s.open(t)
+		b := s.opened
 		sp := s.spec()
 		s.owe(t, b, sp)
-		// What fails midway makes nothing that would pass for a whole one.
+		// A failure midway leaves nothing that could be taken for a whole one.
 		cut := io.MultiReader(bytes.NewReader(in.Bytes()[:in.Len()/2]), failingReader{})
 		if _, err := b.ProvisionFrom(ctx(t), sp, sandboxer.Contents{}, cut); err == nil {
 			t.Error("a source that failed midway was taken for a whole one")
@@ -147,10 +147,10 @@ func (s *suite) checkpoint(t *testing.T) {
 		}
 		sb.alive(t)
 	})
-	t.Run("of one moment", func(t *testing.T) {
+	s.test(t, "of one moment", func(t *testing.T) {
 		sb := s.up(t)
-		// Numbers that grow, written in the order in which a reader does not come by, with
-		// something between them that takes a while to read.
+		// Growing numbers, written in another order than a reader visits them, with
+		// a file between them that takes a while to read.
 		const write = `head -c 16000000 /dev/zero >b; i=0
 while [ $i -lt 100000000 ]; do i=$((i+1)); echo $i >>d; echo $i >>c; echo $i >>a; done`
 		ctx, stop := context.WithCancel(ctx(t))
@@ -161,12 +161,12 @@ while [ $i -lt 100000000 ]; do i=$((i+1)); echo $i >>d; echo $i >>c; echo $i >>a
 		}()
 		defer func() { stop(); <-ended }()
 		poll(t, "the first number", s.long(), func() bool { return sb.sh(t, "cat a 2>/dev/null | head -n 1") != "" })
-		// One that nobody takes comes first: the sandbox goes on.
+		// First one without a reader: the sandbox goes on.
 		err := sb.b.Checkpoint(ctx, sb.h, func(sandboxer.Contents) io.Writer {
 			return writerFunc(func([]byte) (int, error) { return 0, errors.New("the reader left") })
 		})
 		if err == nil {
-			t.Error("nobody took the checkpoint, and yet it succeeded")
+			t.Error("the checkpoint succeeded although its writer failed")
 		}
 		goesOn := func() {
 			t.Helper()
@@ -194,7 +194,7 @@ while [ $i -lt 100000000 ]; do i=$((i+1)); echo $i >>d; echo $i >>c; echo $i >>a
 			t.Errorf("the writer was at %d in a, %d in c and %d in d: they are not of one moment", a, said["c"], d)
 		}
 	})
-	t.Run("of what is paused", func(t *testing.T) {
+	s.test(t, "of what is paused", func(t *testing.T) {
 		sb := s.up(t)
 		if !sb.b.Can(sandboxer.CanPause) {
 			t.Skip("the extension has no pause")
@@ -216,8 +216,8 @@ while [ $i -lt 100000000 ]; do i=$((i+1)); echo $i >>d; echo $i >>c; echo $i >>a
 			t.Errorf("the file says %q", got)
 		}
 	})
-	t.Run("unknown sandbox", func(t *testing.T) {
-		err := s.open(t).Checkpoint(ctx(t), s.unknown(), func(sandboxer.Contents) io.Writer { return io.Discard })
+	s.test(t, "unknown sandbox", func(t *testing.T) {
+		err := s.opened.Checkpoint(ctx(t), s.unknown(), func(sandboxer.Contents) io.Writer { return io.Discard })
 		wantKind(t, err, "Checkpoint", sandboxer.NotFound)
 	})
 }

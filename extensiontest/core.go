@@ -18,8 +18,8 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// core is what every extension owes, whatever else it can do. Behaviour inside the
-// sandbox is looked at where the extension has exec.
+// core is what every extension must do, whatever else it can do. Behaviour inside the
+// sandbox is tested where the extension has exec.
 func (s *suite) core(t *testing.T) {
 	inside := func(t *testing.T) {
 		t.Helper()
@@ -28,8 +28,8 @@ func (s *suite) core(t *testing.T) {
 		}
 	}
 
-	t.Run("capabilities", func(t *testing.T) {
-		b := s.open(t)
+	s.test(t, "capabilities", func(t *testing.T) {
+		b := s.opened
 		for _, c := range s.Want {
 			if !b.Can(c) {
 				t.Errorf("the extension lacks %s, which the harness wants", c)
@@ -42,18 +42,18 @@ func (s *suite) core(t *testing.T) {
 		}
 	})
 
-	t.Run("what it says of itself", s.says)
+	s.test(t, "what it says of itself", s.says)
 
-	// What decides about more than the sandbox is an operator's to choose.
-	t.Run("restricted inputs", func(t *testing.T) {
+	// Only an operator may choose values that affect more than the sandbox.
+	s.test(t, "restricted inputs", func(t *testing.T) {
 		if len(s.Inputs) == 0 {
 			t.Fatal("the harness does not say which inputs the adapter declares")
 		}
-		b := s.open(t)
+		b := s.opened
 		refused := func(t *testing.T, what string, sp sandboxer.Spec, want ...sandboxer.Kind) {
 			t.Helper()
 			s.owe(t, b, sp)
-			if err := b.Check(ctx(t), sp); !slices.Contains(want, sandboxer.KindOf(err)) {
+			if _, err := b.Check(ctx(t), sp); !slices.Contains(want, sandboxer.KindOf(err)) {
 				t.Errorf("%s, checked: %s; want %v", what, describe(err), want)
 			}
 			if _, err := b.Provision(ctx(t), sp); !slices.Contains(want, sandboxer.KindOf(err)) {
@@ -78,7 +78,7 @@ func (s *suite) core(t *testing.T) {
 				}
 				sp.Inputs[in.Name] = v
 				refused(t, in.Name+"="+v, sp, sandboxer.Denied)
-				sp.Profile.Builtin, sp.Profile.Inputs = true, sp.Inputs // which nobody here wrote
+				sp.Profile.Builtin, sp.Profile.Inputs = true, sp.Inputs // which no operator of this installation wrote
 				refused(t, in.Name+"="+v+" of a built-in profile", sp, sandboxer.Denied)
 			}
 		}
@@ -87,7 +87,7 @@ func (s *suite) core(t *testing.T) {
 		refused(t, "a host that was not configured", sp, sandboxer.Denied, sandboxer.Invalid, sandboxer.Unsupported)
 	})
 
-	t.Run("provision is idempotent", func(t *testing.T) {
+	s.test(t, "provision is idempotent", func(t *testing.T) {
 		sb := s.up(t)
 		if sb.b.Can(sandboxer.CanExec) {
 			sb.sh(t, "echo first >mark")
@@ -104,7 +104,7 @@ func (s *suite) core(t *testing.T) {
 		}
 		if sb.b.Can(sandboxer.CanExec) {
 			if got := sb.sh(t, "cat mark"); got != "first" {
-				t.Errorf("the sandbox was made anew: mark says %q", got)
+				t.Errorf("the sandbox was made again: the file mark contains %q", got)
 			}
 		}
 		if sb.b.Can(sandboxer.CanList) {
@@ -112,9 +112,9 @@ func (s *suite) core(t *testing.T) {
 		}
 	})
 
-	t.Run("concurrent provision makes one", func(t *testing.T) {
+	s.test(t, "concurrent provision makes one", func(t *testing.T) {
 		sp := s.spec()
-		a, b := s.open(t), s.open(t)
+		a, b := s.opened, s.open(t)
 		s.owe(t, a, sp)
 		var wg sync.WaitGroup
 		handles, errs := make([]sandboxer.Handle, 8), make([]error, 8)
@@ -146,13 +146,13 @@ func (s *suite) core(t *testing.T) {
 		s.gone(t, b, sp)
 	})
 
-	t.Run("handle survives JSON and another process", func(t *testing.T) {
+	s.test(t, "handle survives JSON and another process", func(t *testing.T) {
 		sb := s.up(t)
 		sb.b, sb.h = s.open(t), viaJSON(t, sb.h)
 		sb.alive(t)
 	})
 
-	t.Run("handle is small", func(t *testing.T) {
+	s.test(t, "handle is small", func(t *testing.T) {
 		sb := s.up(t, func(sp *sandboxer.Spec) {
 			sp.Env["BIG"] = strings.Repeat("x", 8<<10) // what the spec holds, the receipt need not
 		})
@@ -162,7 +162,7 @@ func (s *suite) core(t *testing.T) {
 		}
 	})
 
-	t.Run("closing leaves sandboxes alone", func(t *testing.T) {
+	s.test(t, "closing leaves sandboxes alone", func(t *testing.T) {
 		sb := s.up(t)
 		t.Run("opened and closed", func(t *testing.T) {
 			if _, err := s.open(t).WaitReady(ctx(t), sb.h); err != nil {
@@ -172,7 +172,7 @@ func (s *suite) core(t *testing.T) {
 		sb.alive(t)
 	})
 
-	t.Run("the order is not modified", func(t *testing.T) {
+	s.test(t, "the order is not modified", func(t *testing.T) {
 		fill := func(sp *sandboxer.Spec) {
 			sp.ID, sp.Env, sp.Labels = "ct-unmodified", map[string]string{"A": "1"}, map[string]string{"l": "1"}
 			sp.Inputs = map[string]string{}
@@ -189,7 +189,7 @@ func (s *suite) core(t *testing.T) {
 		}
 	})
 
-	t.Run("wait ready again", func(t *testing.T) {
+	s.test(t, "wait ready again", func(t *testing.T) {
 		sb := s.up(t)
 		r, err := sb.b.WaitReady(ctx(t), sb.h)
 		if err != nil || !reflect.DeepEqual(r, sb.reach) {
@@ -197,12 +197,12 @@ func (s *suite) core(t *testing.T) {
 		}
 	})
 
-	t.Run("wait ready of the unknown", func(t *testing.T) {
-		_, err := s.open(t).WaitReady(ctx(t), sandboxer.Handle{SandboxID: s.spec().ID, Generation: 1})
+	s.test(t, "wait ready of the unknown", func(t *testing.T) {
+		_, err := s.opened.WaitReady(ctx(t), sandboxer.Handle{SandboxID: s.spec().ID, Generation: 1})
 		wantKind(t, err, "WaitReady", sandboxer.NotFound)
 	})
 
-	t.Run("teardown twice", func(t *testing.T) {
+	s.test(t, "teardown twice", func(t *testing.T) {
 		sb := s.up(t)
 		for i := range 2 {
 			if _, err := sb.b.Teardown(ctx(t), sb.h); err != nil {
@@ -214,7 +214,7 @@ func (s *suite) core(t *testing.T) {
 		wantKind(t, err, "WaitReady after Teardown", sandboxer.NotFound)
 	})
 
-	t.Run("teardown by ID and generation", func(t *testing.T) {
+	s.test(t, "teardown by ID and generation", func(t *testing.T) {
 		sb := s.up(t)
 		b := s.open(t)
 		if _, err := b.Teardown(ctx(t), sandboxer.Handle{SandboxID: sb.spec.ID, Generation: 1}); err != nil {
@@ -223,7 +223,7 @@ func (s *suite) core(t *testing.T) {
 		s.gone(t, sb.b, sb.spec)
 	})
 
-	t.Run("teardown by ID alone", func(t *testing.T) {
+	s.test(t, "teardown by ID alone", func(t *testing.T) {
 		sb := s.up(t, func(sp *sandboxer.Spec) { sp.Generation = 3 })
 		b := s.open(t)
 		if _, err := b.Teardown(ctx(t), sandboxer.Handle{SandboxID: sb.spec.ID}); err != nil {
@@ -232,8 +232,8 @@ func (s *suite) core(t *testing.T) {
 		s.gone(t, sb.b, sb.spec)
 	})
 
-	t.Run("teardown of the unknown", func(t *testing.T) {
-		b := s.open(t)
+	s.test(t, "teardown of the unknown", func(t *testing.T) {
+		b := s.opened
 		for _, gen := range []int{0, 1, 7} {
 			if _, err := b.Teardown(ctx(t), sandboxer.Handle{SandboxID: s.spec().ID, Generation: gen}); err != nil {
 				t.Errorf("Teardown of generation %d: %s", gen, describe(err))
@@ -241,7 +241,7 @@ func (s *suite) core(t *testing.T) {
 		}
 	})
 
-	t.Run("concurrent teardown", func(t *testing.T) {
+	s.test(t, "concurrent teardown", func(t *testing.T) {
 		sb := s.up(t)
 		b := s.open(t)
 		var wg sync.WaitGroup
@@ -260,9 +260,9 @@ func (s *suite) core(t *testing.T) {
 		s.gone(t, sb.b, sb.spec)
 	})
 
-	t.Run("teardown during wait ready", func(t *testing.T) {
+	s.test(t, "teardown during wait ready", func(t *testing.T) {
 		sp := s.spec()
-		b, other := s.open(t), s.open(t)
+		b, other := s.opened, s.open(t)
 		s.owe(t, b, sp)
 		h, err := b.Provision(ctx(t), sp)
 		if err != nil {
@@ -287,7 +287,7 @@ func (s *suite) core(t *testing.T) {
 		s.gone(t, b, sp)
 	})
 
-	t.Run("teardown during exec", func(t *testing.T) {
+	s.test(t, "teardown during exec", func(t *testing.T) {
 		inside(t)
 		sb := s.up(t)
 		started, w := newSignalWriter()
@@ -300,7 +300,7 @@ func (s *suite) core(t *testing.T) {
 		s.gone(t, sb.b, sb.spec)
 	})
 
-	t.Run("late teardown spares the newer generation", func(t *testing.T) {
+	s.test(t, "late teardown spares the newer generation", func(t *testing.T) {
 		old := s.up(t)
 		if _, err := old.b.Teardown(ctx(t), old.h); err != nil {
 			t.Fatalf("Teardown: %s", describe(err))
@@ -321,7 +321,7 @@ func (s *suite) core(t *testing.T) {
 		}
 	})
 
-	t.Run("a new generation is empty", func(t *testing.T) {
+	s.test(t, "a new generation is empty", func(t *testing.T) {
 		inside(t)
 		old := s.up(t)
 		old.sh(t, "echo old >mark")
@@ -336,7 +336,7 @@ func (s *suite) core(t *testing.T) {
 		}
 	})
 
-	t.Run("sandboxes are apart", func(t *testing.T) {
+	s.test(t, "sandboxes are apart", func(t *testing.T) {
 		inside(t)
 		a := s.up(t)
 		b := s.upSpec(t, a.b, s.spec()) // of the same process: it must not mix them up
@@ -350,7 +350,7 @@ func (s *suite) core(t *testing.T) {
 		b.alive(t)
 	})
 
-	t.Run("a stranger's sandbox of the same ID", func(t *testing.T) {
+	s.test(t, "a stranger's sandbox of the same ID", func(t *testing.T) {
 		if s.Stranger == nil {
 			t.Skip("the harness cannot open the backend for another owner")
 		}
@@ -368,7 +368,7 @@ func (s *suite) core(t *testing.T) {
 		}
 	})
 
-	t.Run("canceled context changes nothing", func(t *testing.T) {
+	s.test(t, "canceled context changes nothing", func(t *testing.T) {
 		sp := s.spec()
 		ext := s.Open(t) // below the backend, which would stop it
 		b := s.wrap(t, ext)
@@ -389,8 +389,8 @@ func (s *suite) core(t *testing.T) {
 		}
 	})
 
-	t.Run("an interrupted provision can be torn down", func(t *testing.T) {
-		b := s.open(t)
+	s.test(t, "an interrupted provision can be torn down", func(t *testing.T) {
+		b := s.opened
 		for _, after := range []time.Duration{0, 500 * time.Microsecond, 5 * time.Millisecond, 50 * time.Millisecond} {
 			sp := s.spec()
 			s.owe(t, b, sp)
@@ -407,7 +407,7 @@ func (s *suite) core(t *testing.T) {
 		}
 	})
 
-	t.Run("killed behind our back", func(t *testing.T) {
+	s.test(t, "killed behind our back", func(t *testing.T) {
 		if s.Kill == nil {
 			t.Skip("the harness cannot kill a sandbox")
 		}
@@ -430,7 +430,7 @@ func (s *suite) core(t *testing.T) {
 		s.gone(t, sb.b, sb.spec)
 	})
 
-	t.Run("env", func(t *testing.T) {
+	s.test(t, "env", func(t *testing.T) {
 		inside(t)
 		value := "two words, \"quotes\", $HOME, ü and\na second line"
 		sb := s.up(t, func(sp *sandboxer.Spec) { sp.Env["PLAIN"], sp.Env["ODD"], sp.Env["EMPTY"] = "x", value, "" })
@@ -439,7 +439,7 @@ func (s *suite) core(t *testing.T) {
 		}
 	})
 
-	t.Run("commands find their tools", func(t *testing.T) {
+	s.test(t, "commands find their tools", func(t *testing.T) {
 		inside(t)
 		sb := s.up(t)
 		if got := sb.sh(t, `[ -n "$PATH" ] && [ -n "$HOME" ] && cat /dev/null && echo yes`); got != "yes" {
@@ -447,7 +447,7 @@ func (s *suite) core(t *testing.T) {
 		}
 	})
 
-	t.Run("hostname is the ID", func(t *testing.T) {
+	s.test(t, "hostname is the ID", func(t *testing.T) {
 		inside(t)
 		if !s.enforces(Hostname) {
 			t.Skip("the harness does not list hostname in Enforces")
@@ -458,13 +458,43 @@ func (s *suite) core(t *testing.T) {
 		}
 	})
 
+	s.test(t, "host name leads to itself", func(t *testing.T) {
+		inside(t)
+		if !s.enforces(OwnName) {
+			t.Skip("the harness does not list own name in Enforces")
+		}
+		sb := s.up(t)
+		if got := sb.sh(t, `grep -cE "^[0-9.]+[[:space:]](.*[[:space:]])?$(uname -n)([[:space:]]|$)" /etc/hosts || true`); got != "1" {
+			t.Errorf("%s lines of /etc/hosts name an address for the sandbox's own host name; want 1", got)
+		}
+	})
+
+	s.test(t, "text is UTF-8", func(t *testing.T) {
+		inside(t)
+		if !s.enforces(Locale) {
+			t.Skip("the harness does not list locale in Enforces")
+		}
+		const look = `echo "$LANG"`
+		sb := s.up(t)
+		if got := sb.sh(t, look); got != "C.UTF-8" {
+			t.Errorf("LANG = %q; want C.UTF-8", got)
+		}
+		if _, out, _ := sb.run(t, sandboxer.Cmd{Args: s.script(look), Env: map[string]string{"LANG": "POSIX"}}); strings.TrimSpace(out) != "POSIX" {
+			t.Errorf("LANG = %q where the caller says POSIX", out)
+		}
+		sb = s.up(t, func(sp *sandboxer.Spec) { sp.Env = map[string]string{"LANG": "C"} })
+		if got := sb.sh(t, look); got != "C" {
+			t.Errorf("LANG = %q where the profile says C", got)
+		}
+	})
+
 	for name, id := range map[string]string{
 		"one character": string("bcdfghkmnpqrstvwxyz"[time.Now().UnixNano()%19]),
 		"48 characters": sandboxer.NewID() + strings.Repeat("x-9y", 10),
 		"hyphens":       sandboxer.NewID() + "--x---y",
 		"digits":        strconv.FormatInt(time.Now().UnixNano(), 10),
 	} {
-		t.Run("ID of "+name, func(t *testing.T) {
+		s.test(t, "ID of "+name, func(t *testing.T) {
 			sb := s.up(t, func(sp *sandboxer.Spec) { sp.ID = id })
 			sb.alive(t)
 			if _, err := sb.b.Teardown(ctx(t), sandboxer.Handle{SandboxID: id, Generation: 1}); err != nil {
@@ -474,7 +504,7 @@ func (s *suite) core(t *testing.T) {
 		})
 	}
 
-	t.Run("IDs that begin alike are apart", func(t *testing.T) {
+	s.test(t, "IDs that begin alike are apart", func(t *testing.T) {
 		a := s.up(t)
 		b := s.up(t, func(sp *sandboxer.Spec) { sp.ID = a.spec.ID + "-g1" })
 		if _, err := b.b.Teardown(ctx(t), sandboxer.Handle{SandboxID: a.spec.ID}); err != nil {
@@ -484,7 +514,7 @@ func (s *suite) core(t *testing.T) {
 		s.gone(t, b.b, a.spec)
 	})
 
-	t.Run("secrets stay inside", func(t *testing.T) {
+	s.test(t, "secrets stay inside", func(t *testing.T) {
 		canary := "canary-" + sandboxer.NewID() + sandboxer.NewID()
 		secret := func(sp *sandboxer.Spec) { sp.Env["TOKEN"] = canary }
 		leak := func(where string, v any) {
@@ -533,8 +563,8 @@ func (s *suite) core(t *testing.T) {
 		leak("the cleanup report", report)
 	})
 
-	t.Run("missing image", func(t *testing.T) {
-		b, sp := s.open(t), s.spec()
+	s.test(t, "missing image", func(t *testing.T) {
+		b, sp := s.opened, s.spec()
 		sp.Image = s.MissingImage
 		s.owe(t, b, sp)
 		h, err := b.Provision(ctx(t), sp)
@@ -549,8 +579,8 @@ func (s *suite) core(t *testing.T) {
 		s.gone(t, b, sp)
 	})
 
-	t.Run("missing main command", func(t *testing.T) {
-		b, sp := s.open(t), s.spec()
+	s.test(t, "missing main command", func(t *testing.T) {
+		b, sp := s.opened, s.spec()
 		sp.Command = []string{"/no/such/command"}
 		s.owe(t, b, sp)
 		h, err := b.Provision(ctx(t), sp)
@@ -567,8 +597,8 @@ func (s *suite) core(t *testing.T) {
 
 	// Refused specs must be refused before anything exists.
 	refused := func(name string, change func(*sandboxer.Spec), kinds ...sandboxer.Kind) {
-		t.Run(name, func(t *testing.T) {
-			b, sp := s.open(t), s.spec()
+		s.test(t, name, func(t *testing.T) {
+			b, sp := s.opened, s.spec()
 			change(&sp)
 			s.owe(t, b, sp)
 			h, err := b.Provision(ctx(t), sp)
@@ -589,13 +619,13 @@ func (s *suite) core(t *testing.T) {
 			refused(string(l.feature)+" limit is refused", l.set, sandboxer.Unsupported)
 			continue
 		}
-		t.Run(string(l.feature)+" limit is enforced", func(t *testing.T) {
+		s.alone(t, string(l.feature)+" limit is enforced", func(t *testing.T) {
 			inside(t)
 			l.check(t, s.up(t, l.set))
 		})
 	}
 
-	t.Run("network none is loopback only", func(t *testing.T) {
+	s.test(t, "network none is loopback only", func(t *testing.T) {
 		inside(t)
 		if !s.enforces(Network) {
 			t.Skip("the harness does not list network in Enforces")
@@ -606,9 +636,38 @@ func (s *suite) core(t *testing.T) {
 		}
 	})
 
-	t.Run("leaves no goroutine and no file descriptor", func(t *testing.T) {
+	s.test(t, "network none is of all address families", func(t *testing.T) {
+		inside(t)
+		switch {
+		case !s.enforces(Network):
+			t.Skip("the harness does not list network in Enforces")
+		case s.Socket == nil:
+			t.Fatal("the harness has no Socket, by which families are tried")
+		}
+		sb := s.up(t, func(sp *sandboxer.Spec) { sp.Network = sandboxer.NetworkPolicy{} })
+		made := func(family int) bool {
+			x, _, _ := sb.run(t, sandboxer.Cmd{Args: s.Socket(family)})
+			return x.Code == 0
+		}
+		for family := range 64 {
+			switch family {
+			case 1, 2, 10: // Unix and the two Internet ones: of the sandbox's own kernel, or network namespace
+				if !made(family) {
+					t.Errorf("no socket of family %d can be made", family)
+				}
+			case 16, 17: // Netlink and packets: of the network namespace, where they are
+			default:
+				if made(family) {
+					t.Errorf("a socket of family %d, which no policy covers, can be made", family)
+				}
+			}
+		}
+	})
+
+	s.alone(t, "leaves no goroutine and no file descriptor", func(t *testing.T) {
+		s.closed() // what extensions that are open at the same time share goes with the last
 		cycle := func(t *testing.T) {
-			sb := s.up(t)
+			sb := s.upSpec(t, s.open(t), s.spec())
 			if sb.b.Can(sandboxer.CanExec) {
 				sb.sh(t, "echo x")
 			}
@@ -617,7 +676,7 @@ func (s *suite) core(t *testing.T) {
 			}
 		}
 		t.Run("warm up", cycle)
-		// What a library leaves to the collector is closed by it, too.
+		// Files that a library leaves to the garbage collector are closed by it, too.
 		files := func() int { runtime.GC(); return openFiles() }
 		files()
 		goroutines, fds := runtime.NumGoroutine(), files()
@@ -657,15 +716,39 @@ func openFiles() int {
 	return len(fds)
 }
 
-// limits are every field of sandboxer.Limits, each with a look from inside.
+// shows checks that a limit is visible in one of the places where programs look: a script prints a
+// figure for each that exists.
+func (sb *sandbox) shows(t *testing.T, limit int64, look string) {
+	t.Helper()
+	said := strings.Fields(sb.sh(t, look))
+	if !slices.ContainsFunc(said, func(f string) bool {
+		n, err := strconv.ParseInt(f, 10, 64)
+		return err == nil && n > 0 && n <= limit
+	}) {
+		t.Errorf("programs inside see %q; the limit is %d", said, limit)
+	}
+}
+
+// The places where programs look for limits on memory, in bytes, and on processors, in thousandths: the files of
+// control groups of version 2 and 1, and how large the machine seems.
+const (
+	lookMemory = `cat /sys/fs/cgroup/memory.max /sys/fs/cgroup/memory/memory.limit_in_bytes 2>/dev/null
+while read name n _; do [ "$name" != MemTotal: ] || echo $((n * 1024)); done </proc/meminfo`
+	lookCPU = `cat /sys/fs/cgroup/cpu.max 2>/dev/null | { read quota period && [ "$quota" != max ] && echo $((quota * 1000 / period)); }
+cd /sys/fs/cgroup/cpu 2>/dev/null && echo $(($(cat cpu.cfs_quota_us) * 1000 / $(cat cpu.cfs_period_us)))
+true`
+)
+
+// limits are every field of sandboxer.Limits, each with a script that looks from inside.
 var limits = []struct {
 	feature Feature
 	set     func(*sandboxer.Spec)
 	check   func(*testing.T, *sandbox)
 }{
 	{CPU, func(sp *sandboxer.Spec) { sp.Limits.MilliCPU = 200 }, func(t *testing.T, sb *sandbox) {
-		// Measured from outside where that is possible: the clocks of a guest whose
-		// kernel is itself held back tell something else. Only the upper bound is a
+		sb.shows(t, 200, lookCPU)
+		// Measured from outside where possible: the clocks of a guest whose
+		// kernel is itself throttled are wrong. Only the upper bound is a
 		// promise; a busy machine may give less.
 		const spin = `(while :; do :; done) & sleep 3; kill $!; wait $!`
 		began := time.Now()
@@ -685,8 +768,9 @@ var limits = []struct {
 		}
 	}},
 	{Memory, func(sp *sandboxer.Spec) { sp.Limits.MemoryBytes = memoryLimit }, func(t *testing.T, sb *sandbox) {
+		sb.shows(t, memoryLimit, lookMemory)
 		// Either the command dies or, where the guest's kernel is in the same memory, the
-		// whole sandbox. How that is told is exec/out of memory.
+		// whole sandbox. The test exec/out of memory covers how that is reported.
 		out, errs := new(strings.Builder), new(strings.Builder)
 		x, err := sb.b.Exec(t.Context(), sb.h, sandboxer.Cmd{Stdout: out, Stderr: errs,
 			Args: sb.s.script(hog)})
@@ -707,7 +791,7 @@ var limits = []struct {
 		}
 	}},
 	{PIDs, func(sp *sandboxer.Spec) { sp.Limits.PIDs = 32 }, func(t *testing.T, sb *sandbox) {
-		// While it is full, a command may find no room for what leads to it.
+		// While it is full, a command may find no process for its own start.
 		run := func(script string) (out string) {
 			for end := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
 				var stdout strings.Builder
@@ -721,12 +805,12 @@ var limits = []struct {
 			}
 		}
 		sb.run(t, sandboxer.Cmd{Args: sb.s.script(`i=0; while [ $i -lt 100 ]; do sleep 3 & echo $! >>started; i=$((i+1)); done; wait`)})
-		// Counted without a fork: those that were started may still be there.
+		// Counted without a fork: the started processes may still be there.
 		out := run("n=0; while read l; do n=$((n+1)); done <started; echo $n")
 		if n, err := strconv.Atoi(strings.TrimSpace(out)); err != nil || n == 0 || n > 32 {
 			t.Errorf("%q processes ran at once; the limit is 32", out)
 		}
-		// A sandbox that is full of processes is out of nothing else, and lives on.
+		// A sandbox that is full of processes lacks nothing else, and lives on.
 		const fill = `(while :; do sleep 5 & done); while :; do sleep 5 & done`
 		if x, err := sb.b.Exec(ctx(t), sb.h, sandboxer.Cmd{Args: sb.s.script(fill)}); err != nil && sandboxer.KindOf(err) != sandboxer.Exhausted {
 			t.Errorf("filling it with processes: %+v, %s", x, describe(err))

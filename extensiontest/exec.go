@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"os"
 	"strconv"
 	"strings"
@@ -23,14 +22,14 @@ func (s *suite) exec(t *testing.T) {
 
 	s.execMemory(t)
 
-	t.Run("streams are apart", func(t *testing.T) {
+	s.test(t, "streams are apart", func(t *testing.T) {
 		x, o, e := sb.run(t, sandboxer.Cmd{Args: s.script("echo out; echo err >&2")})
 		if x != (sandboxer.Exit{}) || o != "out\n" || e != "err\n" {
 			t.Errorf("got %+v, stdout %q, stderr %q", x, o, e)
 		}
 	})
 
-	t.Run("exit code is a result", func(t *testing.T) {
+	s.test(t, "exit code is a result", func(t *testing.T) {
 		for _, code := range []int{0, 1, 43, 125, 126, 127, 200, 255} {
 			x, _, _ := sb.run(t, sandboxer.Cmd{Args: s.script("exit " + strconv.Itoa(code))})
 			if x != (sandboxer.Exit{Code: code}) {
@@ -39,7 +38,7 @@ func (s *suite) exec(t *testing.T) {
 		}
 	})
 
-	t.Run("killed by a signal", func(t *testing.T) {
+	s.test(t, "killed by a signal", func(t *testing.T) {
 		for _, tt := range []struct {
 			name string
 			n    int
@@ -51,7 +50,7 @@ func (s *suite) exec(t *testing.T) {
 		}
 	})
 
-	t.Run("arguments arrive as given", func(t *testing.T) {
+	s.test(t, "arguments arrive as given", func(t *testing.T) {
 		args := []string{"", "two words", "$HOME `id` \"'\\", "*", "ü\n", "-n", strings.Repeat("x", 100<<10)}
 		x, o, e := sb.run(t, sandboxer.Cmd{Args: s.script(`for a do printf '%s\n--\n' "$a"; done`, args...)})
 		want := strings.Join(args, "\n--\n") + "\n--\n"
@@ -60,7 +59,7 @@ func (s *suite) exec(t *testing.T) {
 		}
 	})
 
-	t.Run("1 MiB of binary both ways", func(t *testing.T) {
+	s.test(t, "1 MiB of binary both ways", func(t *testing.T) {
 		data := noise(1 << 20)
 		var out bytes.Buffer
 		x, _, e := sb.run(t, sandboxer.Cmd{Args: []string{"cat"}, Stdin: bytes.NewReader(data), Stdout: &out})
@@ -69,19 +68,19 @@ func (s *suite) exec(t *testing.T) {
 		}
 	})
 
-	t.Run("stdin ends", func(t *testing.T) {
+	s.test(t, "stdin ends", func(t *testing.T) {
 		if _, o, _ := sb.run(t, sandboxer.Cmd{Args: []string{"wc", "-c"}, Stdin: strings.NewReader("12345")}); strings.TrimSpace(o) != "5" {
 			t.Errorf("wc -c counted %q; want 5", o)
 		}
 	})
 
-	t.Run("no stdin is empty", func(t *testing.T) {
+	s.test(t, "no stdin is empty", func(t *testing.T) {
 		if x, o, _ := sb.run(t, sandboxer.Cmd{Args: []string{"wc", "-c"}}); x.Code != 0 || strings.TrimSpace(o) != "0" {
 			t.Errorf("wc -c counted %q, %+v; want 0", o, x)
 		}
 	})
 
-	t.Run("stdin is interactive", func(t *testing.T) {
+	s.test(t, "stdin is interactive", func(t *testing.T) {
 		in, feed := io.Pipe()
 		defer feed.Close()
 		out := &buffer{}
@@ -96,7 +95,7 @@ func (s *suite) exec(t *testing.T) {
 		}
 	})
 
-	t.Run("ends although stdin does not", func(t *testing.T) {
+	s.test(t, "ends although stdin does not", func(t *testing.T) {
 		in, feed := io.Pipe()
 		defer feed.Close()
 		if x, err := sb.start(t, sandboxer.Cmd{Args: s.script("exit 7"), Stdin: in}).wait(t); err != nil || x.Code != 7 {
@@ -104,14 +103,14 @@ func (s *suite) exec(t *testing.T) {
 		}
 	})
 
-	t.Run("stdin nobody reads", func(t *testing.T) {
+	s.test(t, "stdin is not read", func(t *testing.T) {
 		x, o, _ := sb.run(t, sandboxer.Cmd{Args: s.script("echo early; exit 3"), Stdin: bytes.NewReader(noise(4 << 20))})
 		if x.Code != 3 || o != "early\n" {
 			t.Errorf("got %+v, %q", x, o)
 		}
 	})
 
-	t.Run("a child in the background does not hold", func(t *testing.T) {
+	s.test(t, "a child in the background does not hold", func(t *testing.T) {
 		own := s.up(t)
 		seconds, start := sleepLength(), time.Now()
 		if got := own.sh(t, "sleep "+seconds+" & echo started"); got != "started" {
@@ -123,7 +122,7 @@ func (s *suite) exec(t *testing.T) {
 		poll(t, "the child to run on", s.long(), func() bool { return own.count(t, seconds) == 1 })
 	})
 
-	t.Run("large output to a slow reader", func(t *testing.T) {
+	s.test(t, "large output to a slow reader", func(t *testing.T) {
 		w := &slowWriter{}
 		x, _, e := sb.run(t, sandboxer.Cmd{Args: s.script("head -c 3000000 /dev/zero; echo end"), Stdout: w})
 		if x.Code != 0 || w.n != 3000004 {
@@ -131,7 +130,7 @@ func (s *suite) exec(t *testing.T) {
 		}
 	})
 
-	t.Run("the last words of a short command", func(t *testing.T) {
+	s.test(t, "the last words of a short command", func(t *testing.T) {
 		for range 20 {
 			if x, o, e := sb.run(t, sandboxer.Cmd{Args: s.script("echo out; echo err >&2; exit 1")}); x.Code != 1 || o != "out\n" || e != "err\n" {
 				t.Fatalf("got %+v, %q, %q", x, o, e)
@@ -139,7 +138,7 @@ func (s *suite) exec(t *testing.T) {
 		}
 	})
 
-	t.Run("a failing writer ends the command", func(t *testing.T) {
+	s.test(t, "a failing writer ends the command", func(t *testing.T) {
 		own := s.up(t)
 		seconds := sleepLength()
 		broken := errors.New("the reader left")
@@ -155,7 +154,7 @@ func (s *suite) exec(t *testing.T) {
 		}
 	})
 
-	t.Run("working directory", func(t *testing.T) {
+	s.test(t, "working directory", func(t *testing.T) {
 		if got := sb.sh(t, "cd / && pwd"); got != "/" {
 			t.Errorf("pwd = %q", got)
 		}
@@ -172,7 +171,7 @@ func (s *suite) exec(t *testing.T) {
 		}
 	})
 
-	t.Run("missing working directory", func(t *testing.T) {
+	s.test(t, "missing working directory", func(t *testing.T) {
 		for _, dir := range []string{"/no/such/directory", sb.dir(t) + "/file"} {
 			sb.sh(t, ": >file")
 			_, err := sb.b.Exec(ctx(t), sb.h, sandboxer.Cmd{Args: []string{"true"}, Dir: dir})
@@ -180,22 +179,9 @@ func (s *suite) exec(t *testing.T) {
 		}
 	})
 
-	t.Run("env is added", func(t *testing.T) {
+	s.test(t, "env is added", func(t *testing.T) {
 		show := s.script(`echo "$A $B $C"`)
 		given := func(sp *sandboxer.Spec) { sp.Env["A"], sp.Env["B"] = "spec", "spec" }
-		if s.ExistsAlready {
-			sp := s.spec()
-			given(&sp)
-			_, err := s.open(t).Provision(ctx(t), sp)
-			wantKind(t, err, "Provision with an environment", sandboxer.Unsupported)
-			if _, o, _ := sb.run(t, sandboxer.Cmd{Args: show, Env: map[string]string{"B": "cmd", "C": "cmd"}}); o != " cmd cmd\n" {
-				t.Errorf("environment: %q", o)
-			}
-			if _, o, _ := sb.run(t, sandboxer.Cmd{Args: show}); o != "  \n" {
-				t.Errorf("the environment of the command before is left: %q", o)
-			}
-			return
-		}
 		own := s.up(t, given)
 		if _, o, _ := own.run(t, sandboxer.Cmd{Args: show, Env: map[string]string{"B": "cmd", "C": "cmd"}}); o != "spec cmd cmd\n" {
 			t.Errorf("environment: %q", o)
@@ -205,14 +191,14 @@ func (s *suite) exec(t *testing.T) {
 		}
 	})
 
-	t.Run("the broker's environment stays outside", func(t *testing.T) {
+	s.alone(t, "the broker's environment stays outside", func(t *testing.T) {
 		t.Setenv("SANDBOXER_CONFORMANCE_CANARY", "leaked")
 		if got := s.up(t).sh(t, `echo "${SANDBOXER_CONFORMANCE_CANARY-}"`); got != "" {
 			t.Errorf("the command sees the broker's environment: %q", got)
 		}
 	})
 
-	t.Run("user", func(t *testing.T) {
+	s.test(t, "user", func(t *testing.T) {
 		uid, gid := sb.sh(t, `id -u "$1"`, s.User), sb.sh(t, `id -g "$1"`, s.User)
 		for user, want := range map[string]string{
 			"":              sb.sh(t, `echo "$(id -u):$(id -g)"`),
@@ -227,17 +213,17 @@ func (s *suite) exec(t *testing.T) {
 		}
 	})
 
-	t.Run("unknown user", func(t *testing.T) {
+	s.test(t, "unknown user", func(t *testing.T) {
 		_, err := sb.b.Exec(ctx(t), sb.h, sandboxer.Cmd{Args: []string{"true"}, User: "no-such-user"})
 		wantKind(t, err, "Exec as no-such-user", sandboxer.Invalid)
 	})
 
-	t.Run("unknown service", func(t *testing.T) {
+	s.test(t, "unknown service", func(t *testing.T) {
 		_, err := sb.b.Exec(ctx(t), sb.h, sandboxer.Cmd{Args: []string{"true"}, Service: "no-such-service"})
 		wantKind(t, err, "Exec in no-such-service", sandboxer.Invalid, sandboxer.Unsupported)
 	})
 
-	t.Run("missing command is 127", func(t *testing.T) {
+	s.test(t, "missing command is 127", func(t *testing.T) {
 		for _, name := range []string{"no-such-command", "/no/such/command", "./no-such-command"} {
 			x, _, e := sb.run(t, sandboxer.Cmd{Args: []string{name}})
 			if x.Code != 127 || !strings.Contains(e, name) {
@@ -246,7 +232,7 @@ func (s *suite) exec(t *testing.T) {
 		}
 	})
 
-	t.Run("not executable is 126", func(t *testing.T) {
+	s.test(t, "not executable is 126", func(t *testing.T) {
 		dir := sb.dir(t)
 		sb.sh(t, "echo x >plain; chmod 644 plain")
 		for _, name := range []string{dir + "/plain", "./plain", dir} {
@@ -257,35 +243,35 @@ func (s *suite) exec(t *testing.T) {
 		}
 	})
 
-	t.Run("a program in the workspace", func(t *testing.T) {
+	s.test(t, "a program in the workspace", func(t *testing.T) {
 		sb.sh(t, `printf '#!/bin/sh\necho "ran $1"\n' >prog; chmod 755 prog`)
 		if x, o, e := sb.run(t, sandboxer.Cmd{Args: []string{"./prog", "it"}}); x.Code != 0 || o != "ran it\n" {
 			t.Errorf("got %+v, %q, %q", x, o, e)
 		}
 	})
 
-	t.Run("cancel kills the command", func(t *testing.T) {
+	s.test(t, "cancel kills the command", func(t *testing.T) {
 		s.canceled(t, "exec sleep $1")
 	})
-	t.Run("cancel kills its children", func(t *testing.T) {
+	s.test(t, "cancel kills its children", func(t *testing.T) {
 		s.canceled(t, "sleep $1 & (sleep $1 & sleep $1) & sleep $1; sleep $1")
 	})
-	t.Run("cancel kills what it detached", func(t *testing.T) {
+	s.test(t, "cancel kills what it detached", func(t *testing.T) {
 		s.canceled(t, `
 			if command -v setsid >/dev/null; then setsid sleep $1 & fi
 			if command -v nohup >/dev/null; then nohup sleep $1 >/dev/null 2>&1 & fi
 			(trap '' HUP INT TERM; (sleep $1) &)
 			sleep $1`)
 	})
-	t.Run("cancel kills what hides", func(t *testing.T) {
+	s.test(t, "cancel kills what hides", func(t *testing.T) {
 		s.canceled(t, hiding+"sleep $1")
 	})
-	t.Run("cancel kills what hides of a terminal", func(t *testing.T) {
+	s.test(t, "cancel kills what hides of a terminal", func(t *testing.T) {
 		own := s.up(t)
 		own.cancel(t, sandboxer.Cmd{TTY: &sandboxer.WinSize{Cols: 80, Rows: 24}}, hiding+"sleep $1")
 		own.alive(t)
 	})
-	t.Run("cancel spares what hid before", func(t *testing.T) {
+	s.test(t, "cancel spares what hid before", func(t *testing.T) {
 		own, seconds := s.up(t), sleepLength()
 		own.sh(t, `setsid env -i sleep "$1" >/dev/null 2>&1 </dev/null &`, seconds)
 		poll(t, "the other command's process to be there", s.long(), func() bool { return own.count(t, seconds) == 1 })
@@ -294,15 +280,15 @@ func (s *suite) exec(t *testing.T) {
 			t.Errorf("%d processes are left of a command that ended before", n)
 		}
 	})
-	t.Run("cancel kills what ignores signals", func(t *testing.T) {
+	s.test(t, "cancel kills what ignores signals", func(t *testing.T) {
 		s.canceled(t, "trap '' HUP INT TERM QUIT; while :; do sleep $1; done")
 	})
-	t.Run("cancel kills the terminal's session", func(t *testing.T) {
+	s.test(t, "cancel kills the terminal's session", func(t *testing.T) {
 		own := s.up(t)
 		own.cancel(t, sandboxer.Cmd{TTY: &sandboxer.WinSize{Cols: 80, Rows: 24}}, "sleep $1 & sleep $1")
 		own.alive(t)
 	})
-	t.Run("cancel spares other commands", func(t *testing.T) {
+	s.test(t, "cancel spares other commands", func(t *testing.T) {
 		own := s.up(t)
 		started, w := newSignalWriter()
 		in, feed := io.Pipe()
@@ -312,10 +298,10 @@ func (s *suite) exec(t *testing.T) {
 		own.cancel(t, sandboxer.Cmd{}, "sleep $1")
 		go fmt.Fprintln(feed, "on")
 		if x, err := other.wait(t); err != nil || x.Code != 5 {
-			t.Errorf("the command beside the canceled one: %+v, %s", x, describe(err))
+			t.Errorf("the other command: %+v, %s", x, describe(err))
 		}
 	})
-	t.Run("cancel although nobody takes the output", func(t *testing.T) {
+	s.test(t, "cancel while the output is not read", func(t *testing.T) {
 		own := s.up(t)
 		blocked := make(chan struct{})
 		defer close(blocked)
@@ -331,7 +317,7 @@ func (s *suite) exec(t *testing.T) {
 		_, err := r.wait(t)
 		wantKind(t, err, "canceled Exec", sandboxer.Canceled)
 	})
-	t.Run("a deadline is a timeout", func(t *testing.T) {
+	s.test(t, "a deadline is a timeout", func(t *testing.T) {
 		c, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 		defer cancel()
 		start := time.Now()
@@ -342,7 +328,7 @@ func (s *suite) exec(t *testing.T) {
 		}
 	})
 
-	t.Run("signals are delivered", func(t *testing.T) {
+	s.test(t, "signals are delivered", func(t *testing.T) {
 		signals := make(chan os.Signal, 4)
 		started, w := newSignalWriter()
 		r := sb.start(t, sandboxer.Cmd{
@@ -359,7 +345,7 @@ func (s *suite) exec(t *testing.T) {
 		}
 	})
 
-	t.Run("closed channels are no news", func(t *testing.T) {
+	s.test(t, "closed channels are no news", func(t *testing.T) {
 		resize, signals := make(chan sandboxer.WinSize), make(chan os.Signal)
 		close(resize)
 		close(signals)
@@ -371,13 +357,13 @@ func (s *suite) exec(t *testing.T) {
 		}
 	})
 
-	t.Run("no terminal unless asked", func(t *testing.T) {
+	s.test(t, "no terminal unless asked", func(t *testing.T) {
 		x, _, _ := sb.run(t, sandboxer.Cmd{Args: s.script("test -t 0 || test -t 1 || test -t 2")})
 		if x.Code != 1 {
 			t.Errorf("a command without TTY has a terminal: %+v", x)
 		}
 	})
-	t.Run("tty", func(t *testing.T) {
+	s.test(t, "tty", func(t *testing.T) {
 		in, feed := io.Pipe() // an end of input would hang up
 		defer feed.Close()
 		x, o, e := sb.run(t, sandboxer.Cmd{
@@ -388,14 +374,14 @@ func (s *suite) exec(t *testing.T) {
 			t.Errorf("got %+v, %q, stderr %q; want 6, the size 37 101 and no separate stderr", x, o, e)
 		}
 	})
-	t.Run("tty without stdin ends", func(t *testing.T) {
+	s.test(t, "tty without stdin ends", func(t *testing.T) {
 		out := &buffer{}
 		r := sb.start(t, sandboxer.Cmd{Args: s.script("cat; echo end"), TTY: &sandboxer.WinSize{Cols: 80, Rows: 24}, Stdout: out})
 		if x, err := r.wait(t); err != nil || x.Code != 0 || !strings.Contains(out.String(), "end") {
 			t.Errorf("got %+v, %s, %q", x, describe(err), out.String())
 		}
 	})
-	t.Run("tty resize", func(t *testing.T) {
+	s.test(t, "tty resize", func(t *testing.T) {
 		resize := make(chan sandboxer.WinSize, 1)
 		out := &buffer{}
 		r := sb.start(t, sandboxer.Cmd{
@@ -410,7 +396,7 @@ func (s *suite) exec(t *testing.T) {
 		_, err := r.wait(t)
 		wantKind(t, err, "canceled Exec", sandboxer.Canceled)
 	})
-	t.Run("tty interrupt", func(t *testing.T) {
+	s.test(t, "tty interrupt", func(t *testing.T) {
 		in, feed := io.Pipe()
 		defer feed.Close()
 		out := &buffer{}
@@ -436,7 +422,7 @@ func (s *suite) exec(t *testing.T) {
 		}
 	})
 
-	t.Run("16 in parallel", func(t *testing.T) {
+	s.test(t, "16 in parallel", func(t *testing.T) {
 		var wg sync.WaitGroup
 		for i := range 16 {
 			wg.Go(func() {
@@ -453,12 +439,12 @@ func (s *suite) exec(t *testing.T) {
 		wg.Wait()
 	})
 
-	t.Run("unknown sandbox", func(t *testing.T) {
+	s.test(t, "unknown sandbox", func(t *testing.T) {
 		_, err := sb.b.Exec(ctx(t), sandboxer.Handle{SandboxID: s.spec().ID, Generation: 1}, sandboxer.Cmd{Args: []string{"true"}})
 		wantKind(t, err, "Exec", sandboxer.NotFound)
 	})
 
-	t.Run("from another process of the broker", func(t *testing.T) {
+	s.test(t, "from another process of the broker", func(t *testing.T) {
 		other := *sb
 		other.b, other.h = s.open(t), viaJSON(t, sb.h)
 		sb.sh(t, "echo here >shared")
@@ -467,173 +453,3 @@ func (s *suite) exec(t *testing.T) {
 		}
 	})
 }
-
-// hiding starts processes that have left their session, dropped their environment, and one
-// of them its parent. It ends once they run what they were started for.
-const hiding = `
-	setsid env -i sleep $1 >/dev/null 2>&1 </dev/null &
-	(setsid env -i sh -c "setsid env -i sleep $1 >/dev/null 2>&1 </dev/null & exit") >/dev/null 2>&1 </dev/null
-`
-
-// canceled cancels a command that runs script in a sandbox of its own. The script's
-// sleeps are of length $1.
-func (s *suite) canceled(t *testing.T, script string) {
-	t.Helper()
-	own := s.up(t)
-	own.cancel(t, sandboxer.Cmd{}, script)
-	own.alive(t)
-}
-
-func (sb *sandbox) cancel(t *testing.T, cmd sandboxer.Cmd, script string) {
-	t.Helper()
-	seconds := sleepLength()
-	cmd.Args = sb.s.script(script, seconds)
-	r := sb.start(t, cmd)
-	want := strings.Count(script, "sleep $1")
-	if !strings.HasPrefix(script, hiding) {
-		want = min(want-2, 4) // some of the sleeps come one after the other, some tools may be missing
-	}
-	poll(t, "the command to start", sb.s.long(), func() bool {
-		n := sb.count(t, seconds)
-		return n > 0 && n >= want
-	})
-	r.cancel()
-	_, err := r.wait(t)
-	wantKind(t, err, "canceled Exec", sandboxer.Canceled)
-	if n := sb.count(t, seconds); n != 0 { // now, not soon: Exec promised it
-		t.Errorf("%d processes of the canceled command still run inside", n)
-	}
-}
-
-// running is a command that runs while the test does other things.
-type running struct {
-	cancel context.CancelFunc
-	done   chan struct{}
-	x      sandboxer.Exit // once done is closed
-	err    error
-
-	patience time.Duration
-}
-
-// start begins a command, which is canceled when the test ends at the latest.
-func (sb *sandbox) start(t *testing.T, cmd sandboxer.Cmd) *running {
-	t.Helper()
-	c, cancel := context.WithCancel(t.Context())
-	r := &running{cancel: cancel, done: make(chan struct{}), patience: sb.s.long()}
-	go func() {
-		defer close(r.done)
-		r.x, r.err = sb.b.Exec(c, sb.h, cmd)
-	}()
-	t.Cleanup(func() {
-		cancel()
-		r.wait(t)
-	})
-	return r
-}
-
-// wait waits for the command, which should end now.
-func (r *running) wait(t *testing.T) (sandboxer.Exit, error) {
-	t.Helper()
-	select {
-	case <-r.done:
-		return r.x, r.err
-	case <-time.After(r.patience):
-		t.Fatalf("Exec did not return within %s", r.patience)
-		return sandboxer.Exit{}, nil
-	}
-}
-
-// lines is a source of empty lines, some each second.
-type lines struct{}
-
-func (lines) Read(p []byte) (int, error) {
-	time.Sleep(50 * time.Millisecond)
-	return copy(p, "\n"), nil
-}
-
-// count returns how many processes "sleep seconds" there are inside.
-func (sb *sandbox) count(t *testing.T, seconds string) int {
-	t.Helper()
-	out := sb.sh(t, `
-		n=0
-		for p in /proc/[0-9]*/cmdline; do
-			c=$(tr '\000' ' ' <$p) 2>/dev/null || continue
-			case $c in "sleep $1 "|*/"sleep $1 ") n=$((n+1));; esac
-		done 2>/dev/null
-		echo $n`, seconds)
-	n, err := strconv.Atoi(out)
-	if err != nil {
-		t.Fatalf("counting processes: %q", out)
-	}
-	return n
-}
-
-// sleepLength returns a number of seconds that no other command sleeps.
-func sleepLength() string { return strconv.Itoa(1_000_000 + rand.IntN(1_000_000_000)) }
-
-// noise returns n bytes in which every value occurs.
-func noise(n int) []byte {
-	b := make([]byte, n)
-	r := rand.NewChaCha8([32]byte{1})
-	r.Read(b)
-	return b
-}
-
-// buffer is a bytes.Buffer for concurrent use.
-type buffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (b *buffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.Write(p)
-}
-
-func (b *buffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.String()
-}
-
-// signalWriter is a buffer that tells when the first byte arrives.
-type signalWriter struct {
-	buffer
-	once  sync.Once
-	first chan struct{}
-}
-
-func newSignalWriter() (<-chan struct{}, *signalWriter) {
-	w := &signalWriter{first: make(chan struct{})}
-	return w.first, w
-}
-
-func (w *signalWriter) Write(p []byte) (int, error) {
-	defer w.once.Do(func() { close(w.first) })
-	return w.buffer.Write(p)
-}
-
-func await(t *testing.T, c <-chan struct{}, what string) {
-	t.Helper()
-	select {
-	case <-c:
-	case <-time.After(30 * time.Second):
-		t.Fatalf("waited 30 s for %s in vain", what)
-	}
-}
-
-// slowWriter takes its time at first, so that the pipes behind it fill up.
-type slowWriter struct{ n, calls int }
-
-func (w *slowWriter) Write(p []byte) (int, error) {
-	if w.calls++; w.calls < 20 {
-		time.Sleep(10 * time.Millisecond)
-	}
-	w.n += len(p)
-	return len(p), nil
-}
-
-type writerFunc func([]byte) (int, error)
-
-func (f writerFunc) Write(p []byte) (int, error) { return f(p) }

@@ -3,8 +3,8 @@
 //
 // The suite drives the extension through internal/backend, as the rest of the
 // program does, and looks at a sandbox only from the inside, with the sandbox's own
-// sh and the tools busybox has. It wants a real backend: what it proves about a mock
-// it proves about the mock.
+// sh and the tools busybox has. It needs a real backend: with a mock it proves
+// something about the mock only.
 //
 // An adapter's test is fifteen lines:
 //
@@ -17,19 +17,16 @@
 //	}
 //
 // Subtests are named group/behaviour, so that -run 'TestConformance/exec' runs one
-// group. New behaviour is specified by writing its subtest here first.
+// group. To specify new behaviour, write its subtest here first.
 package extensiontest
 
 import (
 	"bytes"
 	"context"
-	"encoding/json"
-	"fmt"
 	"maps"
-	"net"
-	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -37,104 +34,11 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/backend"
 )
 
-// Harness tells the suite how to reach one backend and what it promises. Only Open
-// is required.
-type Harness struct {
-	// Open opens the extension as the owner Spec.Owner. It is called once per test
-	// and more: each call stands for another process of the broker, so every
-	// extension it returns must reach the same backend and find the same sandboxes.
-	// The suite closes what is an io.Closer.
-	Open func(t *testing.T) sandboxer.Extension
-	// Stranger opens the same backend for another owner; nil where that is
-	// impossible.
-	Stranger func(t *testing.T) sandboxer.Extension
-
-	// Spec is the template of every sandbox: image, command, network, user. The suite
-	// fills in ID, Generation and, where empty, Owner.
-	Spec sandboxer.Spec
-	// Inputs are those that the adapter declares.
-	Inputs []sandboxer.Input
-	// Want lists the capabilities the extension must have: one that is missing fails,
-	// and so does one that it has in addition. Archive comes with exec and need not be
-	// listed then.
-	Want []sandboxer.Capability
-	// Enforces lists what the extension really enforces. A limit that is not in it, and
-	// mounts, must be refused with Unsupported before anything exists.
-	Enforces []Feature
-
-	// Hosts are those of a sandboxer.Placer that the group place uses, two at least; it is
-	// skipped where there are none. Each can be asked for in Spec.Host.
-	Hosts []string
-	// Away takes one of Hosts out of reach, until back is called.
-	Away func(t *testing.T, host string) (back func())
-	// Bare opens the extension as Open does, as a process that finds nothing in its private
-	// directory; nil if it has none.
-	Bare func(t *testing.T) sandboxer.Extension
-
-	// ExistsAlready says that sandboxes are there before they are provisioned, and can be given no
-	// environment, which must be refused with Unsupported.
-	ExistsAlready bool
-
-	// Settle is how long a listing may lag behind the truth.
-	Settle time.Duration
-	// Patience is how long the suite waits for what has to come, where nothing else bounds
-	// it; default a minute, for a machine with other work.
-	Patience time.Duration
-	// Kill removes the sandbox behind the extension's back, as an operator or a crash
-	// would; nil where that is impossible.
-	Kill func(t *testing.T, h sandboxer.Handle)
-	// Hang has what is behind the sandbox stop answering, without any of it being lost,
-	// until resume is called; nil where that is impossible.
-	Hang func(t *testing.T, h sandboxer.Handle) (resume func())
-	// OutOfMemory has a memory limit kill the sandbox; needed only where Enforces does
-	// not list Memory.
-	OutOfMemory func(t *testing.T, h sandboxer.Handle)
-	// Listen returns a command that runs inside, listens on 127.0.0.1:port, and
-	// answers every connection by echoing it, closing when its peer has closed (Echo
-	// does that). Without it an extension that can dial fails.
-	Listen func(port int) []string
-
-	// Outside starts a TCP server that greets every connection and returns its address,
-	// which the mode public reaches; Connect is a command that runs inside and succeeds if
-	// the address greets it. Without them what a policy does is not tested here.
-	Outside func(t *testing.T) netip.AddrPort
-	Connect func(to netip.AddrPort) []string
-
-	// MountRoot and ReadOnlyRoot are directories of this machine in which the extension's
-	// configuration lets anybody mount, and mount read-only, what lies there. They are needed
-	// where Enforces lists Mounts.
-	MountRoot, ReadOnlyRoot string
-
-	// Volume is the directory inside, absolute or relative to the workspace, of the one
-	// volume that checkpoints of Spec hold; empty where Spec has none.
-	Volume string
-
-	Shell        []string // runs the script that follows; default sh -c
-	User         string   // a user inside besides the default one; default "nobody"
-	MissingImage string   // default is a name no backend can have
-}
-
-// Feature is something a sandbox must be held to, from inside.
-type Feature string
-
-// The features an extension may enforce.
-const (
-	CPU      Feature = "cpu"      // Limits.MilliCPU
-	Memory   Feature = "memory"   // Limits.MemoryBytes
-	Disk     Feature = "disk"     // Limits.DiskBytes
-	PIDs     Feature = "pids"     // Limits.PIDs
-	GPUs     Feature = "gpus"     // Limits.GPUs; its presence is only provisioned, not used
-	Network  Feature = "network"  // network mode none leaves nothing but loopback
-	Hostname Feature = "hostname" // the sandbox's host name is its ID
-	Mounts   Feature = "mounts"   // Spec.Mounts shows directories and files of this machine
-	Owned    Feature = "owned"    // Spec.User owns the workspace and what is brought into it
-)
-
 // Run runs the whole suite against the backend that h describes.
 func Run(t *testing.T, h Harness) {
 	s := newSuite(t, h)
 	for _, g := range s.groups() {
-		t.Run(g.name, g.run)
+		s.run(t, g)
 	}
 }
 
@@ -151,47 +55,49 @@ func RunGroups(t *testing.T, h Harness, names ...string) {
 		if i < 0 {
 			t.Fatalf("the suite has no group %q", name)
 		}
-		t.Run(name, all[i].run)
+		s.run(t, all[i])
 	}
 }
 
 const placeGroup = "place"
 
-// A group is the tests of one subject.
+// A group is the behaviours of one subject.
 type group struct {
-	name string
-	run  func(*testing.T)
+	name  string
+	needs sandboxer.Capability // "" if it is for every extension
+	f     func(*testing.T)
 }
 
-// groups are all, in the order in which they run.
+// groups are all groups, in the order in which they run.
 func (s *suite) groups() []group {
+	of := func(c sandboxer.Capability, f func(*testing.T)) group { return group{string(c), c, f} }
 	return []group{
-		{"core", s.core},
-		s.group(sandboxer.CanExec, s.exec),
-		s.group(sandboxer.CanFiles, s.files),
-		s.group(sandboxer.CanArchive, s.archive),
-		s.group(sandboxer.CanDial, s.dial),
-		s.group(sandboxer.CanExpose, s.expose),
-		s.group(sandboxer.CanProbe, s.probe),
-		s.group(sandboxer.CanDiscover, s.discover),
-		s.group(sandboxer.CanList, s.list),
-		s.group(sandboxer.CanSnapshot, s.snapshot),
-		s.group(sandboxer.CanQuote, s.quote),
-		s.group(sandboxer.CanMeter, s.meter),
-		s.group(sandboxer.CanPause, s.pause),
-		s.group(sandboxer.CanRenew, s.renew),
-		s.group(sandboxer.CanCapacity, s.capacity),
-		s.group(sandboxer.CanStats, s.stats),
-		s.group(sandboxer.CanNetwork, s.network),
-		s.group(sandboxer.CanPool, s.pool),
-		s.group(sandboxer.CanCheckpoint, s.checkpoint),
-		s.group(sandboxer.CanAgent, s.agent),
-		s.group(sandboxer.CanProcesses, s.processes),
-		s.group(sandboxer.CanWatch, s.watching),
-		s.group(sandboxer.CanNotify, s.notify),
-		{"mounts", s.mounts},
-		{placeGroup, s.places},
-		{"hang", s.hang},
+		{"core", "", s.core},
+		of(sandboxer.CanExec, s.exec),
+		of(sandboxer.CanFiles, s.files),
+		of(sandboxer.CanArchive, s.archive),
+		of(sandboxer.CanDial, s.dial),
+		of(sandboxer.CanExpose, s.expose),
+		of(sandboxer.CanProbe, s.probe),
+		of(sandboxer.CanDiscover, s.discover),
+		of(sandboxer.CanList, s.list),
+		of(sandboxer.CanSnapshot, s.snapshot),
+		of(sandboxer.CanQuote, s.quote),
+		of(sandboxer.CanMeter, s.meter),
+		of(sandboxer.CanPause, s.pause),
+		of(sandboxer.CanRenew, s.renew),
+		of(sandboxer.CanCapacity, s.capacity),
+		of(sandboxer.CanStats, s.stats),
+		of(sandboxer.CanNetwork, s.network),
+		of(sandboxer.CanPool, s.pool),
+		of(sandboxer.CanCheckpoint, s.checkpoint),
+		of(sandboxer.CanAgent, s.agent),
+		of(sandboxer.CanProcesses, s.processes),
+		of(sandboxer.CanWatch, s.watching),
+		of(sandboxer.CanNotify, s.notify),
+		{"mounts", "", s.mounts},
+		{placeGroup, "", s.places},
+		{"hang", "", s.hang},
 	}
 }
 
@@ -215,8 +121,8 @@ func newSuite(t *testing.T, h Harness) *suite {
 	if slices.Contains(h.Want, sandboxer.CanExec) && !slices.Contains(h.Want, sandboxer.CanArchive) {
 		h.Want = append(slices.Clip(h.Want), sandboxer.CanArchive) // comes with exec
 	}
-	s := &suite{Harness: h}
-	// Closed at once: what a test finds open at its end is its own.
+	s := &suite{Harness: h, slots: make(chan struct{}, max(1, h.Parallel))}
+	// Closed at once: files that a test finds open at its end are its own.
 	b := backend.New("ext.conformance", s.Open(t), backend.Options{Inputs: s.Inputs, Close: closeTime})
 	host, err := b.Place(ctx(t), s.spec(), nil)
 	if cerr := b.Close(); cerr != nil {
@@ -232,25 +138,88 @@ func newSuite(t *testing.T, h Harness) *suite {
 type suite struct {
 	Harness
 	place string // where the sandboxes go, if the extension is a Placer
+	wire  bool   // only the behaviours of wire run
+
+	// Of the group that runs.
+	name    string
+	opened  *backend.Backend // for all that does not want another process of the broker
+	closed  func()           // closes it
+	slots   chan struct{}
+	running sync.WaitGroup
 }
 
-// group is the tests of one capability, which run if the harness wants it. That an extension
-// has a capability nobody wants is reported by core/capabilities.
-func (s *suite) group(c sandboxer.Capability, f func(*testing.T)) group {
-	return group{string(c), func(t *testing.T) {
-		if !slices.Contains(s.Want, c) {
-			t.Skipf("the harness does not say that the extension has %s", c)
+// run runs a group, if the harness wants its capability. core/capabilities reports a capability of the extension that
+// the harness does not want.
+func (s *suite) run(t *testing.T, g group) {
+	t.Run(g.name, unlessStopped(func(t *testing.T) {
+		if g.needs != "" && !slices.Contains(s.Want, g.needs) {
+			t.Skipf("the harness does not say that the extension has %s", g.needs)
 		}
-		if !s.open(t).Can(c) {
-			t.Fatalf("the extension lacks %s", c)
+		s.name = g.name
+		s.opened, s.closed = s.closable(t, s.Open(t))
+		t.Cleanup(s.closed)
+		if g.needs != "" && !s.opened.Can(g.needs) {
+			t.Fatalf("the extension lacks %s", g.needs)
 		}
-		f(t)
-	}}
+		defer s.running.Wait()
+		g.f(t)
+	}))
+}
+
+// test runs a behaviour of the group, concurrently with as many as the harness allows.
+func (s *suite) test(t *testing.T, name string, f func(*testing.T)) {
+	t.Helper()
+	if !s.picked(name) {
+		return
+	}
+	if cap(s.slots) == 1 {
+		t.Run(name, unlessStopped(f))
+		return
+	}
+	s.slots <- struct{}{}
+	s.running.Go(func() {
+		defer func() { <-s.slots }()
+		t.Run(name, unlessStopped(f))
+	})
+}
+
+// alone runs a behaviour of the group while no other runs.
+func (s *suite) alone(t *testing.T, name string, f func(*testing.T)) {
+	t.Helper()
+	s.running.Wait()
+	if s.picked(name) {
+		t.Run(name, unlessStopped(f))
+	}
+}
+
+// picked reports whether a behaviour of the group is to run.
+func (s *suite) picked(name string) bool {
+	return !s.wire || slices.Contains(wire[s.name], name)
 }
 
 func (s *suite) enforces(f Feature) bool { return slices.Contains(s.Enforces, f) }
 
-// open opens the extension once more.
+// AtTheEnd is in the suite's message about a sandbox or snapshot that it could not remove.
+const AtTheEnd = " at the end: "
+
+// stopped is done once Stop was called.
+var stopped, stop = context.WithCancel(context.Background())
+
+// Stop ends the suites of this process early: it cancels the calls under way and skips the tests that have not begun.
+// The tests under way remove what they made, as each test does at its end.
+func Stop() { stop() }
+
+// unlessStopped is f, which is skipped after Stop.
+func unlessStopped(f func(*testing.T)) func(*testing.T) {
+	return func(t *testing.T) {
+		if stopped.Err() != nil {
+			t.Skip("the suite was stopped")
+		}
+		f(t)
+	}
+}
+
+// open opens the extension once more, as another process of the broker.
 func (s *suite) open(t *testing.T) *backend.Backend {
 	t.Helper()
 	return s.wrap(t, s.Open(t))
@@ -258,13 +227,19 @@ func (s *suite) open(t *testing.T) *backend.Backend {
 
 func (s *suite) wrap(t *testing.T, ext sandboxer.Extension) *backend.Backend {
 	t.Helper()
-	b := backend.New("ext.conformance", ext, backend.Options{Inputs: s.Inputs, Close: closeTime})
-	t.Cleanup(func() {
+	b, closed := s.closable(t, ext)
+	t.Cleanup(closed)
+	return b
+}
+
+// closable is wrap for a backend that is closed once closed is called.
+func (s *suite) closable(t *testing.T, ext sandboxer.Extension) (b *backend.Backend, closed func()) {
+	b = backend.New("ext.conformance", ext, backend.Options{Inputs: s.Inputs, Close: closeTime})
+	return b, sync.OnceFunc(func() {
 		if err := b.Close(); err != nil {
 			t.Errorf("Close: %v", err)
 		}
 	})
-	return b
 }
 
 // spec returns the template with a fresh ID.
@@ -277,7 +252,7 @@ func (s *suite) spec() sandboxer.Spec {
 	if sp.Env == nil {
 		sp.Env = map[string]string{}
 	}
-	sp.Vouched = []string{sandboxer.RestrictedImage, sandboxer.RestrictedHost, sandboxer.RestrictedMounts} // it is an operator who asks
+	sp.Vouched = []string{sandboxer.RestrictedImage, sandboxer.RestrictedHost, sandboxer.RestrictedMounts} // the caller is an operator
 	for _, in := range s.Inputs {
 		sp.Vouched = append(sp.Vouched, in.Name)
 	}
@@ -285,7 +260,7 @@ func (s *suite) spec() sandboxer.Spec {
 	return sp
 }
 
-// long is how long the suite waits for what ends, or comes, within moments on a machine that has nothing else to do.
+// long is how long the suite waits for events that take moments on an idle machine.
 func (s *suite) long() time.Duration { return max(20*time.Second, s.Patience) }
 
 // sandbox is one ready sandbox under test.
@@ -304,13 +279,16 @@ func (s *suite) up(t *testing.T, change ...func(*sandboxer.Spec)) *sandbox {
 	for _, f := range change {
 		f(&sp)
 	}
-	return s.upSpec(t, s.open(t), sp)
+	return s.upSpec(t, s.opened, sp)
 }
 
 func (s *suite) upSpec(t *testing.T, b *backend.Backend, sp sandboxer.Spec) *sandbox {
 	t.Helper()
 	s.owe(t, b, sp)
 	h, err := b.Provision(ctx(t), sp)
+	if s.refusesEnv(t, b, sp, err) {
+		t.Skipf("the extension refuses variables: %s", sandboxer.Message(err))
+	}
 	if err != nil {
 		t.Fatalf("Provision(%s): %s", sp.ID, describe(err))
 	}
@@ -321,6 +299,16 @@ func (s *suite) upSpec(t *testing.T, b *backend.Backend, sp sandboxer.Spec) *san
 	return &sandbox{s: s, b: b, h: h, reach: r, spec: sp}
 }
 
+// refusesEnv reports whether err, of the Provision of sp, refuses the variables of sp: the same request without them succeeds.
+func (s *suite) refusesEnv(t *testing.T, b *backend.Backend, sp sandboxer.Spec, err error) bool {
+	if !s.MayRefuseEnv || sandboxer.KindOf(err) != sandboxer.Unsupported || maps.Equal(sp.Env, s.Spec.Env) {
+		return false
+	}
+	sp.Env = maps.Clone(s.Spec.Env)
+	_, err = b.Provision(ctx(t), sp)
+	return err == nil
+}
+
 // owe arranges the teardown of sp before it is provisioned: a Provision that fails
 // may leave something too.
 func (s *suite) owe(t *testing.T, b *backend.Backend, sp sandboxer.Spec) {
@@ -329,7 +317,7 @@ func (s *suite) owe(t *testing.T, b *backend.Backend, sp sandboxer.Spec) {
 		c, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 2*time.Minute)
 		defer cancel()
 		if _, err := b.Teardown(c, sandboxer.Handle{SandboxID: sp.ID, Generation: sp.Generation}); err != nil {
-			t.Errorf("Teardown(%s) at the end: %s", sp.ID, describe(err))
+			t.Errorf("Teardown(%s)"+AtTheEnd+"%s", sp.ID, describe(err))
 		}
 	})
 }
@@ -366,7 +354,7 @@ func (sb *sandbox) sh(t *testing.T, text string, args ...string) string {
 	return strings.TrimSuffix(o, "\n")
 }
 
-// dir returns the absolute path of the sandbox's workspace, as it is called inside.
+// dir returns the absolute path of the sandbox's workspace inside.
 func (sb *sandbox) dir(t *testing.T) string {
 	t.Helper()
 	switch {
@@ -380,7 +368,7 @@ func (sb *sandbox) dir(t *testing.T) string {
 	return "/tmp"
 }
 
-// alive reports an error unless the sandbox still does its work.
+// alive reports an error unless the sandbox still works.
 func (sb *sandbox) alive(t *testing.T) {
 	t.Helper()
 	if sb.b.Can(sandboxer.CanExec) {
@@ -398,7 +386,7 @@ func (sb *sandbox) alive(t *testing.T) {
 	}
 }
 
-// gone reports an error if anything is still there of sandbox sp, by every means the
+// gone reports an error if anything of sandbox sp is left, by every means the
 // extension has.
 func (s *suite) gone(t *testing.T, b *backend.Backend, sp sandboxer.Spec) {
 	t.Helper()
@@ -440,75 +428,4 @@ func listed(t *testing.T, b *backend.Backend, sp sandboxer.Spec) (found []sandbo
 func (s *suite) eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	poll(t, what, s.Settle, ok)
-}
-
-func poll(t *testing.T, what string, limit time.Duration, ok func() bool) {
-	t.Helper()
-	end := time.Now().Add(limit)
-	for !ok() {
-		if time.Now().After(end) {
-			t.Errorf("waited %s for %s in vain", limit, what)
-			return
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-}
-
-// closeTime is how long an extension may take to close on a machine with other work.
-const closeTime = time.Minute
-
-// ctx bounds one call, so that an extension that hangs fails instead of stopping the
-// suite.
-func ctx(t *testing.T) context.Context {
-	c, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
-	t.Cleanup(cancel)
-	return c
-}
-
-// wantKind reports an error unless err has one of the kinds.
-func wantKind(t *testing.T, err error, what string, kinds ...sandboxer.Kind) {
-	t.Helper()
-	if !slices.Contains(kinds, sandboxer.KindOf(err)) {
-		t.Errorf("%s: got %s; want kind %q", what, describe(err), kinds)
-	}
-	if err != nil && sandboxer.Message(err) == "" {
-		t.Errorf("%s: the %s error has no message", what, sandboxer.KindOf(err))
-	}
-}
-
-func describe(err error) string {
-	if err == nil {
-		return "no error"
-	}
-	return fmt.Sprintf("%s error %q", sandboxer.KindOf(err), err)
-}
-
-// viaJSON returns h as the store gives it back.
-func viaJSON(t *testing.T, h sandboxer.Handle) (out sandboxer.Handle) {
-	t.Helper()
-	j, err := json.Marshal(h)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := json.Unmarshal(j, &out); err != nil {
-		t.Fatal(err)
-	}
-	return out
-}
-
-// Echo listens on addr and echoes every connection, closing it once its peer has
-// closed its side. It returns only on failure. A test binary can offer it to
-// Harness.Listen by calling it from TestMain.
-func Echo(addr string) error {
-	l, err := net.Listen("tcp", addr)
-	if err != nil {
-		return err
-	}
-	for {
-		c, err := l.Accept()
-		if err != nil {
-			return err
-		}
-		go echo(c)
-	}
 }

@@ -4,11 +4,13 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"path"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/iotest"
 	"time"
@@ -16,13 +18,13 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// owned: the user of a sandbox works in its workspace, and what the broker brings there
-// is theirs.
+// owned: the user of a sandbox works in its workspace, and owns what the broker puts
+// there.
 func (s *suite) owned(t *testing.T) {
 	if !s.enforces(Owned) {
 		t.Skip("the workspace is not made for the sandbox's user")
 	}
-	b := s.open(t)
+	b := s.opened
 	if !b.Can(sandboxer.CanExec) {
 		t.Skip("cannot look inside: the extension has no exec")
 	}
@@ -40,7 +42,7 @@ func (s *suite) owned(t *testing.T) {
 	if err := b.MakeDir(ctx(t), sb.h, root+"/new/dir"); err != nil {
 		t.Fatal(describe(err))
 	}
-	if got := sb.sh(t, `cat put/there && echo more >>put/there && cat put/there && : >new/dir/file && : >put/beside`); got != "brought\nbrought\nmore" {
+	if got := sb.sh(t, `cat put/there && echo more >>put/there && cat put/there && : >new/dir/file && : >put/next`); got != "brought\nbrought\nmore" {
 		t.Errorf("the user reads %q", got)
 	}
 	var packed bytes.Buffer
@@ -50,20 +52,20 @@ func (s *suite) owned(t *testing.T) {
 	if err := b.Unarchive(ctx(t), sb.h, root+"/copied", &packed); err != nil {
 		t.Fatal(describe(err))
 	}
-	sb.sh(t, `echo more >>copied/there && : >copied/beside`)
+	sb.sh(t, `echo more >>copied/there && : >copied/next`)
 }
 
 func (s *suite) files(t *testing.T) {
-	t.Run("user of the sandbox", s.owned)
+	s.test(t, "user of the sandbox", s.owned)
 	sb := s.up(t)
 	root := sb.dir(t)
 	inside := sb.b.Can(sandboxer.CanExec)
-	n := 0
+	var made atomic.Int32
 	// dir makes a fresh directory for one behaviour.
 	dir := func(t *testing.T) string {
 		t.Helper()
-		n++
-		d := path.Join(root, "files", string(rune('a'+n/26))+string(rune('a'+n%26)))
+		n := made.Add(1)
+		d := path.Join(root, "files", string('a'+n/26)+string('a'+n%26))
 		if err := sb.b.MakeDir(ctx(t), sb.h, d); err != nil {
 			t.Fatalf("MakeDir(%s): %s", d, describe(err))
 		}
@@ -109,7 +111,7 @@ func (s *suite) files(t *testing.T) {
 		}
 	}
 
-	t.Run("round trip", func(t *testing.T) {
+	s.test(t, "round trip", func(t *testing.T) {
 		for name, content := range map[string]string{
 			"empty": "", "text": "hello\n", "no newline": "x", "binary": string(noise(100_000)), "zeros": strings.Repeat("\x00", 5000),
 		} {
@@ -121,7 +123,7 @@ func (s *suite) files(t *testing.T) {
 		}
 	})
 
-	t.Run("5 MiB", func(t *testing.T) {
+	s.test(t, "5 MiB", func(t *testing.T) {
 		data := noise(5 << 20)
 		f := dir(t) + "/big"
 		if err := sb.b.WriteFile(ctx(t), sb.h, f, 0o600, bytes.NewReader(data)); err != nil {
@@ -135,7 +137,7 @@ func (s *suite) files(t *testing.T) {
 		}
 	})
 
-	t.Run("seen by commands", func(t *testing.T) {
+	s.test(t, "seen by commands", func(t *testing.T) {
 		if !inside {
 			t.Skip("cannot look inside: the extension has no exec")
 		}
@@ -150,7 +152,7 @@ func (s *suite) files(t *testing.T) {
 		}
 	})
 
-	t.Run("replace", func(t *testing.T) {
+	s.test(t, "replace", func(t *testing.T) {
 		f := dir(t) + "/f"
 		write(t, f, "a long first content")
 		write(t, f, "short")
@@ -159,7 +161,7 @@ func (s *suite) files(t *testing.T) {
 		}
 	})
 
-	t.Run("modes", func(t *testing.T) {
+	s.test(t, "modes", func(t *testing.T) {
 		d := dir(t)
 		for _, mode := range []fs.FileMode{0o600, 0o644, 0o755, 0o777, 0o400} {
 			f := d + "/" + mode.String()
@@ -180,7 +182,7 @@ func (s *suite) files(t *testing.T) {
 		}
 	})
 
-	t.Run("write makes parents", func(t *testing.T) {
+	s.test(t, "write makes parents", func(t *testing.T) {
 		f := dir(t) + "/p/q/r/f"
 		write(t, f, "deep")
 		if got := read(t, f); got != "deep" {
@@ -188,22 +190,104 @@ func (s *suite) files(t *testing.T) {
 		}
 	})
 
-	t.Run("a broken source is an error", func(t *testing.T) {
-		f := dir(t) + "/f"
-		broken := errors.New("the upload broke off")
-		r := io.MultiReader(bytes.NewReader(noise(100_000)), iotest.ErrReader(broken))
-		if err := sb.b.WriteFile(ctx(t), sb.h, f, 0o644, r); err == nil {
+	// left waits until d holds these names and no incomplete file.
+	left := func(t *testing.T, d string, want ...string) {
+		t.Helper()
+		var got []string
+		poll(t, fmt.Sprintf("%s to hold %q", d, want), s.Patience, func() bool {
+			got = list(t, d)
+			return slices.Equal(got, want)
+		})
+		if !slices.Equal(got, want) {
+			t.Errorf("%s holds %q", d, got)
+		}
+	}
+	// cut is an upload that ends in its middle.
+	cut := func(t *testing.T, name string) {
+		t.Helper()
+		r := io.MultiReader(bytes.NewReader(noise(100_000)), iotest.ErrReader(errors.New("the upload broke off")))
+		if err := sb.b.WriteFile(ctx(t), sb.h, name, 0o644, r); err == nil {
 			t.Error("WriteFile succeeded although its source failed midway")
 		}
+	}
+
+	s.test(t, "a broken source changes nothing", func(t *testing.T) {
+		d := dir(t)
+		write(t, d+"/f", "what was there")
+		cut(t, d+"/f")
+		if got := read(t, d+"/f"); got != "what was there" {
+			t.Errorf("a cut upload left %d bytes of %q", len(got), got[:min(len(got), 20)])
+		}
+		cut(t, d+"/new")
+		missing(t, d+"/new")
+		left(t, d, "f")
 	})
 
-	t.Run("a silent source does not hold a call that is over", func(t *testing.T) {
+	s.test(t, "a file that is replaced keeps what it is", func(t *testing.T) {
+		if !inside {
+			t.Skip("cannot look inside: the extension has no exec")
+		}
+		d := dir(t)
+		owner := sb.sh(t, `cd "$1" && echo old >f && chmod 0750 f && if [ "$(id -u)" = 0 ]; then chown 7:8 f; fi; stat -c %u:%g f`, d)
+		put := func(mode fs.FileMode, content string) {
+			t.Helper()
+			if err := sb.b.WriteFile(ctx(t), sb.h, d+"/f", mode, strings.NewReader(content)); err != nil {
+				t.Fatal(describe(err))
+			}
+			if got := read(t, d+"/f"); got != content {
+				t.Errorf("read %q; want %q", got, content)
+			}
+		}
+		put(0, "the mode is kept")
+		if got := sb.sh(t, `cd "$1" && stat -c '%a %u:%g' f`, d); got != "750 "+owner {
+			t.Errorf("mode and owner are %s; want 750 %s", got, owner)
+		}
+		put(0o600, "the mode is given")
+		if got := sb.sh(t, `cd "$1" && stat -c '%a %u:%g' f`, d); got != "600 "+owner {
+			t.Errorf("mode and owner are %s; want 600 %s", got, owner)
+		}
+		if err := sb.b.WriteFile(ctx(t), sb.h, d+"/new", 0, strings.NewReader("x")); err != nil {
+			t.Fatal(describe(err))
+		}
+		if fi, err := sb.b.StatFile(ctx(t), sb.h, d+"/new"); err != nil || fi.Mode != 0o644 {
+			t.Errorf("a new file without a mode has %s, %v; want 0644", fi.Mode, err)
+		}
+		left(t, d, "f", "new")
+	})
+
+	s.test(t, "names of one file stay names of one file", func(t *testing.T) {
+		if !inside {
+			t.Skip("cannot make them: the extension has no exec")
+		}
+		d := dir(t)
+		sb.sh(t, `cd "$1" && mkdir in && echo old >in/f && ln in/f hard && ln -s in/f link && ln -s in/made dangling`, d)
+		for _, name := range []string{"in/f", "hard", "link"} {
+			write(t, d+"/"+name, "through "+name)
+			for _, other := range []string{"in/f", "hard", "link"} {
+				if got := read(t, d+"/"+other); got != "through "+name {
+					t.Errorf("%s was written; %s holds %q", name, other, got)
+				}
+			}
+		}
+		cut(t, d+"/hard")
+		if got := read(t, d+"/in/f"); got != "through link" {
+			t.Errorf("a cut upload left %d bytes", len(got))
+		}
+		write(t, d+"/dangling", "made")
+		if got := read(t, d+"/in/made"); got != "made" {
+			t.Errorf("through a link to nothing: %q", got)
+		}
+		left(t, d, "dangling", "hard", "in", "link")
+		left(t, d+"/in", "f", "made")
+	})
+
+	s.test(t, "a silent source does not hold a call that is over", func(t *testing.T) {
 		silence(t, func(ctx context.Context, r io.Reader) error {
 			return sb.b.WriteFile(ctx, sb.h, dir(t)+"/f", 0o644, r)
 		}, noise(100_000))
 	})
 
-	t.Run("stat", func(t *testing.T) {
+	s.test(t, "stat", func(t *testing.T) {
 		d := dir(t)
 		write(t, d+"/f", "12345")
 		fi, err := sb.b.StatFile(ctx(t), sb.h, d+"/f")
@@ -226,7 +310,7 @@ func (s *suite) files(t *testing.T) {
 		}
 	})
 
-	t.Run("owner", func(t *testing.T) {
+	s.test(t, "owner", func(t *testing.T) {
 		if !inside {
 			t.Skip("cannot look inside: the extension has no exec")
 		}
@@ -238,7 +322,7 @@ func (s *suite) files(t *testing.T) {
 		}
 	})
 
-	t.Run("links are described, not followed", func(t *testing.T) {
+	s.test(t, "links are described, not followed", func(t *testing.T) {
 		if !inside {
 			t.Skip("cannot make a link: the extension has no exec")
 		}
@@ -272,7 +356,7 @@ target" odd`, d)
 		}
 	})
 
-	t.Run("list in order", func(t *testing.T) {
+	s.test(t, "list in order", func(t *testing.T) {
 		d := dir(t)
 		want := []string{".hidden", "B", "a", "b", "c10", "c9", "dir"}
 		for _, name := range []string{"b", "c9", "a", ".hidden", "c10", "B"} {
@@ -290,7 +374,7 @@ target" odd`, d)
 		}
 	})
 
-	t.Run("list can be broken off", func(t *testing.T) {
+	s.test(t, "list can be broken off", func(t *testing.T) {
 		d := dir(t)
 		for _, name := range []string{"a", "b", "c"} {
 			write(t, d+"/"+name, "x")
@@ -303,7 +387,7 @@ target" odd`, d)
 		}
 	})
 
-	t.Run("list from a name", func(t *testing.T) {
+	s.test(t, "list from a name", func(t *testing.T) {
 		d := dir(t)
 		for _, name := range []string{"a", "b", "b1", "c", "\xff"} {
 			write(t, d+"/"+name, "x")
@@ -322,7 +406,7 @@ target" odd`, d)
 		}
 	})
 
-	t.Run("links to names that are not UTF-8", func(t *testing.T) {
+	s.test(t, "links to names that are not UTF-8", func(t *testing.T) {
 		if !inside {
 			t.Skip("cannot make them: the extension has no exec")
 		}
@@ -338,8 +422,8 @@ target" odd`, d)
 		}
 	})
 
-	// Who may read files reads no environments or memory of processes.
-	t.Run("nothing of the kernel's", func(t *testing.T) {
+	// The right to read files gives no access to environments or memory of processes.
+	s.test(t, "nothing of the kernel's", func(t *testing.T) {
 		if !inside {
 			t.Skip("cannot make links: the extension has no exec")
 		}
@@ -370,7 +454,7 @@ target" odd`, d)
 		}
 	})
 
-	t.Run("many files", func(t *testing.T) {
+	s.test(t, "many files", func(t *testing.T) {
 		if !inside {
 			t.Skip("cannot make them quickly: the extension has no exec")
 		}
@@ -381,7 +465,7 @@ target" odd`, d)
 		}
 	})
 
-	t.Run("odd names", func(t *testing.T) {
+	s.test(t, "odd names", func(t *testing.T) {
 		d := dir(t)
 		names := []string{" lead", "-n", "a b", "new\nline", "quote'\"", "star*?[x]", "tail ", "back\\slash", "$HOME", "ünï", "日本", "%s", "#x", "~", "\xff", "a\xfe%FE", "%FF", "cut\xe6\x97"}
 		for _, name := range names {
@@ -416,7 +500,7 @@ target" odd`, d)
 		}
 	})
 
-	t.Run("missing", func(t *testing.T) {
+	s.test(t, "missing", func(t *testing.T) {
 		d := dir(t)
 		write(t, d+"/file", "x")
 		missing(t, d+"/none")
@@ -431,7 +515,7 @@ target" odd`, d)
 		wantKind(t, sb.b.MoveFile(ctx(t), sb.h, d+"/none", d+"/other"), "MoveFile", sandboxer.NotFound)
 	})
 
-	t.Run("directory and file are not the same", func(t *testing.T) {
+	s.test(t, "directory and file are not the same", func(t *testing.T) {
 		d := dir(t)
 		write(t, d+"/file", "x")
 		write(t, d+"/dir/f", "x")
@@ -457,7 +541,7 @@ target" odd`, d)
 		}
 	})
 
-	t.Run("make directories", func(t *testing.T) {
+	s.test(t, "make directories", func(t *testing.T) {
 		d := dir(t)
 		for range 2 {
 			if err := sb.b.MakeDir(ctx(t), sb.h, d+"/a/b/c"); err != nil {
@@ -469,7 +553,7 @@ target" odd`, d)
 		}
 	})
 
-	t.Run("move", func(t *testing.T) {
+	s.test(t, "move", func(t *testing.T) {
 		d := dir(t)
 		write(t, d+"/f", "moved")
 		write(t, d+"/old", "replaced")
@@ -490,7 +574,7 @@ target" odd`, d)
 		}
 	})
 
-	t.Run("remove", func(t *testing.T) {
+	s.test(t, "remove", func(t *testing.T) {
 		d := dir(t)
 		write(t, d+"/tree/sub/f", "x")
 		write(t, d+"/treetop", "stays")
@@ -508,14 +592,14 @@ target" odd`, d)
 		}
 	})
 
-	t.Run("names must be absolute and clean", func(t *testing.T) {
+	s.test(t, "names must be absolute and clean", func(t *testing.T) {
 		for _, name := range []string{"", "f", "./f", root + "/../f", root + "//f", root + "/f/", root + "/a\x00b"} {
 			_, err := sb.b.StatFile(ctx(t), sb.h, name)
 			wantKind(t, err, "StatFile of "+name, sandboxer.Invalid)
 		}
 	})
 
-	t.Run("reading can be broken off", func(t *testing.T) {
+	s.test(t, "reading can be broken off", func(t *testing.T) {
 		f := dir(t) + "/big"
 		if err := sb.b.WriteFile(ctx(t), sb.h, f, 0o644, bytes.NewReader(noise(5<<20))); err != nil {
 			t.Fatal(describe(err))
@@ -540,7 +624,7 @@ target" odd`, d)
 		wantKind(t, err, "ReadFile with a canceled context", sandboxer.Canceled)
 	})
 
-	t.Run("unknown sandbox", func(t *testing.T) {
+	s.test(t, "unknown sandbox", func(t *testing.T) {
 		h := sandboxer.Handle{SandboxID: s.spec().ID, Generation: 1}
 		f := root + "/f"
 		_, err := sb.b.ReadFile(ctx(t), h, f)
@@ -557,7 +641,7 @@ target" odd`, d)
 	})
 }
 
-// silence cancels a call that takes what r has while r says nothing more.
+// silence cancels a call that reads r while r is silent.
 func silence(t *testing.T, call func(ctx context.Context, r io.Reader) error, beginning []byte) {
 	t.Helper()
 	r, w := io.Pipe()

@@ -13,13 +13,13 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/backend"
 )
 
-// hang: when what is behind the extension stops answering, every call ends by itself, done
-// or Unavailable; nothing is lost by that, and all goes on once it answers again.
+// hang: when the backend of the extension stops answering, every call ends on its own, done
+// or Unavailable; nothing is lost by that, and everything goes on once the backend answers again.
 func (s *suite) hang(t *testing.T) {
 	if s.Hang == nil {
 		t.Skip("the harness cannot have the backend hang")
 	}
-	// The extension has to end by itself what it cannot do.
+	// The extension itself has to end calls that cannot complete.
 	b := backend.New("ext.conformance", s.Open(t), backend.Options{Inputs: s.Inputs, Short: 2 * time.Minute, Close: closeTime})
 	t.Cleanup(func() {
 		if err := b.Close(); err != nil {
@@ -42,7 +42,7 @@ func (s *suite) hang(t *testing.T) {
 			return
 		}
 		wg.Go(func() {
-			// Nobody waits longer than this: Timeout is the answer to one whose patience ended.
+			// No call waits longer than this: Timeout is the answer to a caller whose time is over.
 			c, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 			defer cancel()
 			err := f(c)
@@ -94,7 +94,7 @@ func (s *suite) hang(t *testing.T) {
 		conn, err := b.Dial(c, sb.h, 9)
 		if err == nil {
 			conn.Close()
-		} else if sandboxer.KindOf(err) == sandboxer.Unavailable { // also where nobody listens, which needs no hint
+		} else if sandboxer.KindOf(err) == sandboxer.Unavailable { // also if nothing listens, which needs no hint
 			err = nil
 		}
 		return err
@@ -146,11 +146,11 @@ func (s *suite) hang(t *testing.T) {
 	if seen == sandboxer.Gone || seen == sandboxer.OOMKilled {
 		t.Errorf("IsAlive of a sandbox whose backend does not answer: %s", seen)
 	}
-	try("Teardown", "", func(c context.Context) error { return second(b.Teardown(c, removed.h)) }) // beside a Pause it would be no news
+	try("Teardown", "", func(c context.Context) error { return second(b.Teardown(c, removed.h)) }) // concurrently with a Pause it would be no news
 	wg.Wait()
 	resume()
 
-	// Nothing of it was lost, and what was asked for in vain is done when it is asked again.
+	// Nothing of it was lost, and failed requests succeed when they are repeated.
 	poll(t, "the sandbox to work again", time.Minute, func() bool {
 		if !b.Can(sandboxer.CanExec) {
 			return true
@@ -170,7 +170,7 @@ func (s *suite) hang(t *testing.T) {
 	s.gone(t, b, removed.spec)
 }
 
-// notFoundIsFine is for files of which only that they are asked for counts.
+// notFoundIsFine is for calls on files where only the call matters.
 func notFoundIsFine(err error) error {
 	if sandboxer.KindOf(err) == sandboxer.NotFound {
 		return nil

@@ -1,7 +1,6 @@
 package extensiontest
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -25,7 +24,7 @@ func (s *suite) probe(t *testing.T) {
 			t.Errorf("IsAlive = %s, %v; want %s", got, err, want)
 		}
 	}
-	t.Run("alive then gone", func(t *testing.T) {
+	s.test(t, "alive then gone", func(t *testing.T) {
 		sb := s.up(t)
 		want(t, sb, sb.h, sandboxer.Alive)
 		other := *sb
@@ -37,12 +36,12 @@ func (s *suite) probe(t *testing.T) {
 		want(t, sb, sb.h, sandboxer.Gone)
 		want(t, &other, sb.h, sandboxer.Gone)
 	})
-	t.Run("out of memory", s.probeMemory)
-	t.Run("unknown sandbox is gone", func(t *testing.T) {
-		want(t, &sandbox{b: s.open(t)}, s.unknown(), sandboxer.Gone)
+	s.alone(t, "out of memory", s.probeMemory)
+	s.test(t, "unknown sandbox is gone", func(t *testing.T) {
+		want(t, &sandbox{b: s.opened}, s.unknown(), sandboxer.Gone)
 	})
-	t.Run("before it is ready", func(t *testing.T) {
-		b, sp := s.open(t), s.spec()
+	s.test(t, "before it is ready", func(t *testing.T) {
+		b, sp := s.opened, s.spec()
 		s.owe(t, b, sp)
 		h, err := b.Provision(ctx(t), sp)
 		if err != nil {
@@ -50,7 +49,7 @@ func (s *suite) probe(t *testing.T) {
 		}
 		want(t, &sandbox{b: b}, h, sandboxer.Alive)
 	})
-	t.Run("an unasked probe is unknown", func(t *testing.T) {
+	s.test(t, "an unasked probe is unknown", func(t *testing.T) {
 		sb := s.up(t)
 		c, cancel := context.WithCancel(t.Context())
 		cancel()
@@ -61,18 +60,15 @@ func (s *suite) probe(t *testing.T) {
 }
 
 func (s *suite) discover(t *testing.T) {
-	t.Run("by ID from another process", func(t *testing.T) {
-		fuse, stamp := time.Now().Add(time.Hour).UTC().Truncate(time.Second), []byte("\x00the stamp\xff")
-		sb := s.up(t, func(sp *sandboxer.Spec) { sp.Generation, sp.Fuse, sp.Stamp = 4, fuse, stamp })
+	s.test(t, "by ID from another process", func(t *testing.T) {
+		fuse := time.Now().Add(time.Hour).UTC().Truncate(time.Second)
+		sb := s.up(t, func(sp *sandboxer.Spec) { sp.Generation, sp.Fuse = 4, fuse })
 		b := s.open(t)
 		f, err := b.Discover(ctx(t), sb.spec.ID)
 		if err != nil {
 			t.Fatal(describe(err))
 		}
 		h := f.Handle
-		if !bytes.Equal(f.Stamp, stamp) {
-			t.Errorf("discovered the stamp %q; want %q", f.Stamp, stamp)
-		}
 		if !f.Fuse.Equal(fuse) && (b.Can(sandboxer.CanRenew) || !f.Fuse.IsZero()) { // what cannot move it need not tell it
 			t.Errorf("discovered the fuse %s; want %s", f.Fuse, fuse)
 		}
@@ -87,11 +83,11 @@ func (s *suite) discover(t *testing.T) {
 		}
 		s.gone(t, b, sb.spec)
 	})
-	t.Run("unknown ID", func(t *testing.T) {
-		_, err := s.open(t).Discover(ctx(t), s.spec().ID)
+	s.test(t, "unknown ID", func(t *testing.T) {
+		_, err := s.opened.Discover(ctx(t), s.spec().ID)
 		wantKind(t, err, "Discover", sandboxer.NotFound)
 	})
-	t.Run("the newest generation", func(t *testing.T) {
+	s.test(t, "the newest generation", func(t *testing.T) {
 		old := s.up(t)
 		if _, err := old.b.Teardown(ctx(t), old.h); err != nil {
 			t.Fatal(describe(err))
@@ -103,15 +99,15 @@ func (s *suite) discover(t *testing.T) {
 			t.Errorf("Discover = %+v, %v; want generation 2", f.Handle, err)
 		}
 	})
-	t.Run("makes nothing", func(t *testing.T) {
-		b, sp := s.open(t), s.spec()
+	s.test(t, "makes nothing", func(t *testing.T) {
+		b, sp := s.opened, s.spec()
 		b.Discover(ctx(t), sp.ID)
 		s.gone(t, b, sp)
 	})
 }
 
 func (s *suite) list(t *testing.T) {
-	t.Run("each sandbox once", func(t *testing.T) {
+	s.test(t, "each sandbox once", func(t *testing.T) {
 		a, b := s.up(t), s.up(t, func(sp *sandboxer.Spec) { sp.Generation = 2 })
 		other := s.open(t)
 		for _, sb := range []*sandbox{a, b} {
@@ -126,7 +122,7 @@ func (s *suite) list(t *testing.T) {
 			}
 		}
 	})
-	t.Run("gone after teardown", func(t *testing.T) {
+	s.test(t, "gone after teardown", func(t *testing.T) {
 		sb := s.up(t)
 		s.eventually(t, "it to be listed", func() bool { return len(listed(t, sb.b, sb.spec)) == 1 })
 		if _, err := sb.b.Teardown(ctx(t), sb.h); err != nil {
@@ -134,7 +130,7 @@ func (s *suite) list(t *testing.T) {
 		}
 		s.eventually(t, "it to disappear", func() bool { return len(listed(t, sb.b, sb.spec)) == 0 })
 	})
-	t.Run("a listed handle tears down", func(t *testing.T) {
+	s.test(t, "a listed handle tears down", func(t *testing.T) {
 		sb := s.up(t)
 		s.eventually(t, "it to be listed", func() bool { return len(listed(t, sb.b, sb.spec)) == 1 })
 		for _, h := range listed(t, s.open(t), sb.spec) {
@@ -144,7 +140,7 @@ func (s *suite) list(t *testing.T) {
 		}
 		s.gone(t, sb.b, sb.spec)
 	})
-	t.Run("owners are apart", func(t *testing.T) {
+	s.test(t, "owners are apart", func(t *testing.T) {
 		sb := s.up(t)
 		for _, owner := range []string{"somebody-else", sb.spec.Owner + "x", strings.TrimSuffix(sb.spec.Owner, sb.spec.Owner[len(sb.spec.Owner)-1:]) + "?"} {
 			for h, err := range sb.b.ListRunning(ctx(t), owner) {
@@ -156,15 +152,15 @@ func (s *suite) list(t *testing.T) {
 			}
 		}
 	})
-	t.Run("before it is ready", func(t *testing.T) {
-		b, sp := s.open(t), s.spec()
+	s.test(t, "before it is ready", func(t *testing.T) {
+		b, sp := s.opened, s.spec()
 		s.owe(t, b, sp)
 		if _, err := b.Provision(ctx(t), sp); err != nil {
 			t.Fatal(describe(err))
 		}
 		s.eventually(t, "it to be listed", func() bool { return len(listed(t, b, sp)) == 1 })
 	})
-	t.Run("can be broken off", func(t *testing.T) {
+	s.test(t, "can be broken off", func(t *testing.T) {
 		a, b := s.up(t), s.up(t)
 		s.eventually(t, "both to be listed", func() bool { return len(listed(t, a.b, a.spec))+len(listed(t, a.b, b.spec)) == 2 })
 		for _, err := range a.b.ListRunning(ctx(t), a.spec.Owner) {
@@ -198,7 +194,7 @@ func (s *suite) snapshot(t *testing.T) {
 		}
 	}
 
-	t.Run("restore", func(t *testing.T) {
+	s.test(t, "restore", func(t *testing.T) {
 		sb, snap := saved(t, nil)
 		if snap.SnapshotID == "" || snap.Bytes < 0 {
 			t.Errorf("receipt: %+v", snap)
@@ -212,7 +208,7 @@ func (s *suite) snapshot(t *testing.T) {
 		copied.alive(t)
 		sb.alive(t)
 	})
-	t.Run("from another process", func(t *testing.T) {
+	s.test(t, "from another process", func(t *testing.T) {
 		sb, snap := saved(t, nil)
 		j, err := json.Marshal(snap)
 		if err != nil {
@@ -226,14 +222,14 @@ func (s *suite) snapshot(t *testing.T) {
 		other.b = s.open(t)
 		mark(t, s.restore(t, &other, back), "saved")
 	})
-	t.Run("outlives its source", func(t *testing.T) {
+	s.test(t, "outlives its source", func(t *testing.T) {
 		sb, snap := saved(t, nil)
 		if _, err := sb.b.Teardown(ctx(t), sb.h); err != nil {
 			t.Fatal(describe(err))
 		}
 		mark(t, s.restore(t, sb, snap), "saved")
 	})
-	t.Run("is idempotent", func(t *testing.T) {
+	s.test(t, "is idempotent", func(t *testing.T) {
 		sb, snap := saved(t, nil)
 		if sb.b.Can(sandboxer.CanExec) {
 			sb.sh(t, "echo later >mark")
@@ -243,7 +239,7 @@ func (s *suite) snapshot(t *testing.T) {
 		}
 		mark(t, s.restore(t, sb, snap), "saved")
 	})
-	t.Run("restore is idempotent", func(t *testing.T) {
+	s.test(t, "restore is idempotent", func(t *testing.T) {
 		sb, snap := saved(t, nil)
 		copied := s.restore(t, sb, snap)
 		if sb.b.Can(sandboxer.CanExec) {
@@ -255,7 +251,7 @@ func (s *suite) snapshot(t *testing.T) {
 		}
 		mark(t, copied, "copy")
 	})
-	t.Run("fork", func(t *testing.T) {
+	s.test(t, "fork", func(t *testing.T) {
 		sb, snap := saved(t, nil)
 		a, b := s.restore(t, sb, snap), s.restore(t, sb, snap)
 		if sb.b.Can(sandboxer.CanExec) {
@@ -268,8 +264,8 @@ func (s *suite) snapshot(t *testing.T) {
 		b.alive(t)
 		mark(t, s.restore(t, sb, snap), "saved")
 	})
-	t.Run("processes", func(t *testing.T) {
-		if !s.open(t).Can(sandboxer.CanExec) {
+	s.test(t, "processes", func(t *testing.T) {
+		if !s.opened.Can(sandboxer.CanExec) {
 			t.Skip("cannot look inside: the extension has no exec")
 		}
 		seconds := sleepLength()
@@ -288,8 +284,8 @@ func (s *suite) snapshot(t *testing.T) {
 			t.Errorf("%d processes in the copy; a snapshot with memory %t promises %d", n, snap.Memory, want)
 		}
 	})
-	t.Run("keeps files", func(t *testing.T) {
-		if !s.open(t).Can(sandboxer.CanExec) {
+	s.test(t, "keeps files", func(t *testing.T) {
+		if !s.opened.Can(sandboxer.CanExec) {
 			t.Skip("cannot look inside: the extension has no exec")
 		}
 		sb, snap := saved(t, func(sb *sandbox) { sb.sh(t, fill, "tree") })
@@ -297,13 +293,13 @@ func (s *suite) snapshot(t *testing.T) {
 			t.Errorf("the copy is\n%s\nwant\n%s", got, want)
 		}
 	})
-	t.Run("memory", func(t *testing.T) {
-		if !s.open(t).Can(sandboxer.CanExec) {
+	s.test(t, "memory", func(t *testing.T) {
+		if !s.opened.Can(sandboxer.CanExec) {
 			t.Skip("cannot look inside: the extension has no exec")
 		}
-		// What a loop has counted to is in its memory alone.
+		// The count of a loop is in its memory alone.
 		sb, snap := saved(t, func(sb *sandbox) {
-			sb.sh(t, `(i=1000; while :; do i=$((i+1)); echo $i >count; sleep 0.05 2>/dev/null || sleep 1; done) >/dev/null 2>&1 </dev/null &`)
+			sb.sh(t, `(i=1000; while :; do i=$((i+1)); echo $i >count.new; mv count.new count; sleep 0.05 2>/dev/null || sleep 1; done) >/dev/null 2>&1 </dev/null &`)
 			poll(t, "the loop to count", s.long(), func() bool { return sb.number(t) > 1002 })
 		})
 		if !snap.Memory {
@@ -319,7 +315,7 @@ func (s *suite) snapshot(t *testing.T) {
 		}
 		poll(t, "the copy to go on counting", s.long(), func() bool { return copied.number(t) > first })
 	})
-	t.Run("identity", func(t *testing.T) {
+	s.test(t, "identity", func(t *testing.T) {
 		sb := s.up(t, func(sp *sandboxer.Spec) { sp.Env["WHO"] = "source" })
 		if !sb.b.Can(sandboxer.CanExec) {
 			t.Skip("cannot look inside: the extension has no exec")
@@ -340,7 +336,7 @@ func (s *suite) snapshot(t *testing.T) {
 			t.Errorf("the copy's clock says %d at %d to %d", got, before, after)
 		}
 	})
-	t.Run("of a paused sandbox", func(t *testing.T) {
+	s.test(t, "of a paused sandbox", func(t *testing.T) {
 		sb := s.up(t)
 		if !sb.b.Can(sandboxer.CanPause) {
 			t.Skip("the extension cannot pause")
@@ -364,7 +360,7 @@ func (s *suite) snapshot(t *testing.T) {
 		}
 		sb.alive(t)
 	})
-	t.Run("the next generation of its source", func(t *testing.T) {
+	s.test(t, "the next generation of its source", func(t *testing.T) {
 		sb, snap := saved(t, nil)
 		if _, err := sb.b.Teardown(ctx(t), sb.h); err != nil {
 			t.Fatal(describe(err))
@@ -377,7 +373,7 @@ func (s *suite) snapshot(t *testing.T) {
 		copied.alive(t)
 		mark(t, copied, "saved")
 	})
-	t.Run("drop", func(t *testing.T) {
+	s.test(t, "drop", func(t *testing.T) {
 		sb, snap := saved(t, nil)
 		copied := s.restore(t, sb, snap)
 		for i := range 2 {
@@ -394,13 +390,13 @@ func (s *suite) snapshot(t *testing.T) {
 		wantKind(t, err, "RestoreFromSnapshot of a dropped one", sandboxer.NotFound)
 		s.gone(t, sb.b, sp)
 	})
-	t.Run("list", func(t *testing.T) {
-		stamp := []byte("stamp of " + sandboxer.NewID())
-		sb := s.up(t, func(sp *sandboxer.Spec) { sp.Stamp = stamp })
+	s.test(t, "list", func(t *testing.T) {
+		sb := s.up(t)
 		snap := sb.save(t, "snap-"+sandboxer.NewID())
+		other := s.open(t)
 		listed := func(owner string) (all []sandboxer.FoundSnapshot) {
 			t.Helper()
-			for f, err := range s.open(t).ListSnapshots(ctx(t), owner) {
+			for f, err := range other.ListSnapshots(ctx(t), owner) {
 				if err != nil {
 					t.Fatalf("ListSnapshots: %s", describe(err))
 				}
@@ -424,14 +420,10 @@ func (s *suite) snapshot(t *testing.T) {
 			if f.SandboxID != sb.spec.ID || f.Generation != sb.spec.Generation {
 				t.Errorf("%s it is of %q, generation %d; want %q, %d", when, f.SandboxID, f.Generation, sb.spec.ID, sb.spec.Generation)
 			}
-			// Who keeps stamps of sandboxes keeps them of snapshots.
-			if sb.b.Can(sandboxer.CanDiscover) && !bytes.Equal(f.Stamp, stamp) {
-				t.Errorf("%s its stamp is %q; want %q", when, f.Stamp, stamp)
-			}
 		}
 		check("at first")
 		if all := listed("another" + sb.spec.Owner); len(all) > 0 {
-			t.Error("somebody else is told of it")
+			t.Error("another owner sees it")
 		}
 		if _, err := sb.b.Teardown(ctx(t), sb.h); err != nil {
 			t.Fatal(describe(err))
@@ -444,7 +436,7 @@ func (s *suite) snapshot(t *testing.T) {
 			t.Error("a dropped one is listed")
 		}
 	})
-	t.Run("drop by ID alone", func(t *testing.T) {
+	s.test(t, "drop by ID alone", func(t *testing.T) {
 		sb, snap := saved(t, nil)
 		if err := s.open(t).DropSnapshot(ctx(t), sandboxer.Snapshot{SnapshotID: snap.SnapshotID}); err != nil {
 			t.Error(describe(err))
@@ -454,16 +446,16 @@ func (s *suite) snapshot(t *testing.T) {
 		_, err := sb.b.RestoreFromSnapshot(ctx(t), sp, snap)
 		wantKind(t, err, "RestoreFromSnapshot of a dropped one", sandboxer.NotFound)
 	})
-	t.Run("drop of the unknown", func(t *testing.T) {
-		if err := s.open(t).DropSnapshot(ctx(t), sandboxer.Snapshot{SnapshotID: "snap-" + sandboxer.NewID()}); err != nil {
+	s.test(t, "drop of the unknown", func(t *testing.T) {
+		if err := s.opened.DropSnapshot(ctx(t), sandboxer.Snapshot{SnapshotID: "snap-" + sandboxer.NewID()}); err != nil {
 			t.Error(describe(err))
 		}
 	})
-	t.Run("unknown sandbox", func(t *testing.T) {
-		_, err := s.open(t).Snapshot(ctx(t), s.unknown(), "snap-"+sandboxer.NewID())
+	s.test(t, "unknown sandbox", func(t *testing.T) {
+		_, err := s.opened.Snapshot(ctx(t), s.unknown(), "snap-"+sandboxer.NewID())
 		wantKind(t, err, "Snapshot", sandboxer.NotFound)
 	})
-	t.Run("secrets stay inside", func(t *testing.T) {
+	s.test(t, "secrets stay inside", func(t *testing.T) {
 		canary := "canary-" + sandboxer.NewID()
 		sb := s.up(t, func(sp *sandboxer.Spec) { sp.Env["TOKEN"] = canary })
 		if j, err := json.Marshal(sb.save(t, "snap-"+sandboxer.NewID())); err != nil || strings.Contains(string(j), canary) {
@@ -479,7 +471,7 @@ func (sb *sandbox) save(t *testing.T, id string) sandboxer.Snapshot {
 		c, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 2*time.Minute)
 		defer cancel()
 		if err := sb.b.DropSnapshot(c, sandboxer.Snapshot{SnapshotID: id}); err != nil {
-			t.Errorf("DropSnapshot at the end: %s", describe(err))
+			t.Errorf("DropSnapshot(%s)"+AtTheEnd+"%s", id, describe(err))
 		}
 	})
 	snap, err := sb.b.Snapshot(ctx(t), sb.h, id)
@@ -489,14 +481,14 @@ func (sb *sandbox) save(t *testing.T, id string) sandboxer.Snapshot {
 	return snap
 }
 
-// number returns what the loop of the test has counted to.
+// number returns the count of the test's loop.
 func (sb *sandbox) number(t *testing.T) int {
 	t.Helper()
 	n, _ := strconv.Atoi(sb.sh(t, "cat count 2>/dev/null || :")) // empty while it is written
 	return n
 }
 
-// withoutTime leaves out the last line of what look prints, a time of change.
+// withoutTime removes the last line of look's output, a time of change.
 func withoutTime(looked string) string { return looked[:max(0, strings.LastIndex(looked, "\n"))] }
 
 // restore makes a ready copy of snap with sb's backend.
@@ -519,8 +511,8 @@ func (s *suite) restore(t *testing.T, sb *sandbox, snap sandboxer.Snapshot, chan
 }
 
 func (s *suite) quote(t *testing.T) {
-	t.Run("grows with time and makes nothing", func(t *testing.T) {
-		b, sp := s.open(t), s.spec()
+	s.test(t, "grows with time and makes nothing", func(t *testing.T) {
+		b, sp := s.opened, s.spec()
 		var last sandboxer.Credits
 		for _, d := range []time.Duration{time.Minute, time.Hour, 24 * time.Hour} {
 			q, err := b.EstimateCost(ctx(t), sp, d)
@@ -540,7 +532,7 @@ func (s *suite) quote(t *testing.T) {
 }
 
 func (s *suite) meter(t *testing.T) {
-	t.Run("cumulative", func(t *testing.T) {
+	s.test(t, "cumulative", func(t *testing.T) {
 		sb := s.up(t)
 		var last sandboxer.Usage
 		for i := range 3 {
@@ -561,14 +553,14 @@ func (s *suite) meter(t *testing.T) {
 			last = u
 		}
 	})
-	t.Run("unknown sandbox", func(t *testing.T) {
-		_, err := s.open(t).MeterActual(ctx(t), s.unknown(), time.Minute)
+	s.test(t, "unknown sandbox", func(t *testing.T) {
+		_, err := s.opened.MeterActual(ctx(t), s.unknown(), time.Minute)
 		wantKind(t, err, "MeterActual", sandboxer.NotFound)
 	})
 }
 
 func (s *suite) pause(t *testing.T) {
-	t.Run("freezes and thaws", func(t *testing.T) {
+	s.test(t, "freezes and thaws", func(t *testing.T) {
 		sb := s.up(t)
 		exec := sb.b.Can(sandboxer.CanExec)
 		files := sb.b.Can(sandboxer.CanFiles) && exec
@@ -613,7 +605,7 @@ func (s *suite) pause(t *testing.T) {
 			poll(t, "beats after the thaw", s.long(), func() bool { return beats() > n })
 		}
 	})
-	t.Run("a frozen process does not run", func(t *testing.T) {
+	s.test(t, "a frozen process does not run", func(t *testing.T) {
 		sb := s.up(t)
 		if !sb.b.Can(sandboxer.CanExec) {
 			t.Skip("cannot look inside: the extension has no exec")
@@ -624,7 +616,7 @@ func (s *suite) pause(t *testing.T) {
 		if err := sb.b.Pause(ctx(t), sb.h); err != nil {
 			t.Fatalf("Pause: %s", describe(err))
 		}
-		// What was written before may still be on its way; then silence.
+		// Earlier output may still be on its way; then silence.
 		quiet, n := 0, 0
 		for end := time.Now().Add(s.long()); quiet < 25 && time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
 			if m := len(out.String()); m == n {
@@ -641,7 +633,7 @@ func (s *suite) pause(t *testing.T) {
 		}
 		poll(t, "beats after the thaw", s.long(), func() bool { return len(out.String()) > n })
 	})
-	t.Run("exec on a paused sandbox", func(t *testing.T) {
+	s.test(t, "exec on a paused sandbox", func(t *testing.T) {
 		sb := s.up(t)
 		if !sb.b.Can(sandboxer.CanExec) {
 			t.Skip("the extension has no exec")
@@ -658,14 +650,14 @@ func (s *suite) pause(t *testing.T) {
 		}
 		sb.alive(t)
 	})
-	t.Run("resume of one that was not paused", func(t *testing.T) {
+	s.test(t, "resume of one that was not paused", func(t *testing.T) {
 		sb := s.up(t)
 		if err := sb.b.Resume(ctx(t), sb.h); err != nil {
 			t.Errorf("Resume: %s", describe(err))
 		}
 		sb.alive(t)
 	})
-	t.Run("teardown of a paused sandbox", func(t *testing.T) {
+	s.test(t, "teardown of a paused sandbox", func(t *testing.T) {
 		sb := s.up(t)
 		if err := sb.b.Pause(ctx(t), sb.h); err != nil {
 			t.Fatalf("Pause: %s", describe(err))
@@ -675,44 +667,43 @@ func (s *suite) pause(t *testing.T) {
 		}
 		s.gone(t, sb.b, sb.spec)
 	})
-	t.Run("unknown sandbox", func(t *testing.T) {
-		b := s.open(t)
+	s.test(t, "unknown sandbox", func(t *testing.T) {
+		b := s.opened
 		wantKind(t, b.Pause(ctx(t), s.unknown()), "Pause", sandboxer.NotFound)
 		wantKind(t, b.Resume(ctx(t), s.unknown()), "Resume", sandboxer.NotFound)
 	})
 }
 
 func (s *suite) renew(t *testing.T) {
-	t.Run("moves the fuse out", func(t *testing.T) {
-		fuse := time.Now().Add(s.Settle + 5*time.Second)
-		sb := s.up(t, func(sp *sandboxer.Spec) { sp.Fuse = fuse })
-		if err := s.open(t).Renew(ctx(t), sb.h, fuse.Add(time.Hour)); err != nil {
-			t.Fatal(describe(err))
-		}
-		poll(t, "the first fuse to pass", time.Minute, func() bool { return time.Now().After(fuse.Add(time.Second)) })
-		sb.alive(t)
+	s.test(t, "moves the fuse out", func(t *testing.T) {
+		other := s.open(t)
+		s.outlives(t, func(*sandboxer.Spec) {}, func(sb *sandbox) {
+			if err := other.Renew(ctx(t), sb.h, sb.spec.Fuse.Add(time.Hour)); err != nil {
+				t.Fatal(describe(err))
+			}
+		})
 	})
-	t.Run("moves the fuse in", func(t *testing.T) {
+	s.test(t, "moves the fuse in", func(t *testing.T) {
 		sb := s.up(t)
 		if err := sb.b.Renew(ctx(t), sb.h, time.Now().Add(time.Second)); err != nil {
 			t.Fatal(describe(err))
 		}
-		poll(t, "the backend to destroy it", s.Settle+time.Minute, func() bool {
+		poll(t, "the backend to destroy it", s.Settle+s.Patience, func() bool {
 			_, err := sb.b.WaitReady(ctx(t), sb.h)
 			return sandboxer.KindOf(err) == sandboxer.NotFound
 		})
-		// Dead; what remains of it is cleared like after any death.
+		// Dead; its remains are removed as after any death.
 		if _, err := sb.b.Teardown(ctx(t), sb.h); err != nil {
 			t.Fatal(describe(err))
 		}
 		s.gone(t, sb.b, sb.spec)
 	})
-	t.Run("while it is frozen", func(t *testing.T) {
+	s.test(t, "while it is frozen", func(t *testing.T) {
 		sb := s.up(t)
 		if !sb.b.Can(sandboxer.CanPause) {
 			t.Skip("it cannot freeze")
 		}
-		// A pause whose answer was lost is made again, and with it the move of the fuse before it.
+		// A pause whose answer was lost is repeated, and with it the move of the fuse before it.
 		for _, f := range []func() error{
 			func() error { return sb.b.Pause(ctx(t), sb.h) },
 			func() error { return sb.b.Renew(ctx(t), sb.h, time.Now().Add(time.Hour)) },
@@ -724,9 +715,38 @@ func (s *suite) renew(t *testing.T) {
 		}
 		sb.alive(t)
 	})
-	t.Run("unknown sandbox", func(t *testing.T) {
-		wantKind(t, s.open(t).Renew(ctx(t), s.unknown(), time.Now().Add(time.Hour)), "Renew", sandboxer.NotFound)
+	s.test(t, "unknown sandbox", func(t *testing.T) {
+		wantKind(t, s.opened.Renew(ctx(t), s.unknown(), time.Now().Add(time.Hour)), "Renew", sandboxer.NotFound)
 	})
+}
+
+// outlives makes a sandbox with a fuse that soon expires, and has move move it: the sandbox must exist after the first fuse
+// has expired. If a busy machine takes so long that it expires before, a longer one is tried.
+func (s *suite) outlives(t *testing.T, change func(*sandboxer.Spec), move func(*sandbox)) {
+	t.Helper()
+	for fuse := 2 * time.Second; ; fuse *= 2 {
+		sp := s.spec()
+		change(&sp)
+		sp.Fuse = time.Now().Add(s.Settle + fuse)
+		s.owe(t, s.opened, sp)
+		h, err := s.opened.Provision(ctx(t), sp)
+		var r sandboxer.Reachability
+		if err == nil {
+			r, err = s.opened.WaitReady(ctx(t), h)
+		}
+		left := time.Until(sp.Fuse)
+		if left < fuse/2 && fuse < time.Minute {
+			continue
+		}
+		if err != nil {
+			t.Fatalf("a sandbox with a fuse of %s: %s", fuse, describe(err))
+		}
+		sb := &sandbox{s: s, b: s.opened, h: h, reach: r, spec: sp}
+		move(sb)
+		poll(t, "the first fuse to pass", time.Minute+fuse, func() bool { return time.Now().After(sp.Fuse.Add(time.Second)) })
+		sb.alive(t)
+		return
+	}
 }
 
 func (s *suite) network(t *testing.T) {
@@ -737,21 +757,21 @@ func (s *suite) network(t *testing.T) {
 		}
 	}
 	public := sandboxer.NetworkPolicy{Mode: sandboxer.NetworkPublic}
-	t.Run("is idempotent", func(t *testing.T) {
+	s.test(t, "is idempotent", func(t *testing.T) {
 		sb := s.up(t)
 		for _, p := range []sandboxer.NetworkPolicy{{}, {Mode: sandboxer.NetworkNone}, public, public, {}} {
 			set(t, sb, p)
 		}
 		sb.alive(t)
 	})
-	t.Run("from another process", func(t *testing.T) {
+	s.test(t, "from another process", func(t *testing.T) {
 		sb := s.up(t)
 		other := *sb
 		other.b, other.h = s.open(t), viaJSON(t, sb.h)
 		set(t, &other, public)
 		other.alive(t)
 	})
-	t.Run("nonsense is refused", func(t *testing.T) {
+	s.test(t, "nonsense is refused", func(t *testing.T) {
 		sb := s.up(t)
 		for _, p := range []sandboxer.NetworkPolicy{{Mode: "sometimes"}, {Mode: sandboxer.NetworkPublic, Allow: []string{"example.org"}}} {
 			wantKind(t, sb.b.SetNetwork(ctx(t), sb.h, p), fmt.Sprintf("SetNetwork(%+v)", p), sandboxer.Invalid, sandboxer.Unsupported)
@@ -762,10 +782,11 @@ func (s *suite) network(t *testing.T) {
 		}
 		sb.alive(t)
 	})
-	t.Run("unknown sandbox", func(t *testing.T) {
-		wantKind(t, s.open(t).SetNetwork(ctx(t), s.unknown(), public), "SetNetwork", sandboxer.NotFound)
+	s.test(t, "unknown sandbox", func(t *testing.T) {
+		wantKind(t, s.opened.SetNetwork(ctx(t), s.unknown(), public), "SetNetwork", sandboxer.NotFound)
 	})
-	t.Run("opens and closes", func(t *testing.T) {
+	// Another process of the broker that starts meanwhile may set up the network of every sandbox, with the policy of that moment.
+	s.alone(t, "opens and closes", func(t *testing.T) {
 		if s.Outside == nil || s.Connect == nil {
 			t.Skip("the harness has nothing outside to reach")
 		}
@@ -808,8 +829,8 @@ func (s *suite) network(t *testing.T) {
 }
 
 func (s *suite) capacity(t *testing.T) {
-	t.Run("an offer", func(t *testing.T) {
-		b := s.open(t)
+	s.test(t, "an offer", func(t *testing.T) {
+		b := s.opened
 		o, err := b.Capacity(ctx(t), "")
 		if err != nil {
 			t.Fatal(describe(err))
@@ -823,15 +844,15 @@ func (s *suite) capacity(t *testing.T) {
 			}
 		}
 	})
-	t.Run("unknown host", func(t *testing.T) {
-		if o, err := s.open(t).Capacity(ctx(t), "no-such-host.invalid"); err == nil {
+	s.test(t, "unknown host", func(t *testing.T) {
+		if o, err := s.opened.Capacity(ctx(t), "no-such-host.invalid"); err == nil {
 			t.Errorf("a host that does not exist offers %+v", o)
 		}
 	})
 }
 
 func (s *suite) stats(t *testing.T) {
-	t.Run("plausible and growing", func(t *testing.T) {
+	s.test(t, "plausible and growing", func(t *testing.T) {
 		sb := s.up(t)
 		first, err := sb.b.Stats(ctx(t), sb.h)
 		if err != nil {
@@ -844,9 +865,10 @@ func (s *suite) stats(t *testing.T) {
 			return
 		}
 		sb.sh(t, "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done; head -c 3000000 /dev/zero >big")
-		// Figures of one moment may be old by the time they are read.
+		// Figures may be outdated by the time they are read.
+		other := s.open(t)
 		poll(t, "the figures to show what was done", s.long(), func() bool {
-			st, err := s.open(t).Stats(ctx(t), sb.h)
+			st, err := other.Stats(ctx(t), sb.h)
 			return err == nil && (st.CPU < 0 || st.CPU >= first.CPU) && (st.DiskBytes < 0 || st.DiskBytes >= 2_500_000)
 		})
 		started, w := newSignalWriter()
@@ -862,7 +884,7 @@ func (s *suite) stats(t *testing.T) {
 			t.Logf("last figures: %s", last)
 		}
 	})
-	t.Run("limits are shown", func(t *testing.T) {
+	s.test(t, "limits are shown", func(t *testing.T) {
 		if !s.enforces(Memory) {
 			t.Skip("the harness does not list memory in Enforces")
 		}
@@ -871,8 +893,8 @@ func (s *suite) stats(t *testing.T) {
 			t.Errorf("memory limit = %d, %v; want %d", st.MemoryLimit, err, 128<<20)
 		}
 	})
-	t.Run("unknown sandbox", func(t *testing.T) {
-		_, err := s.open(t).Stats(ctx(t), s.unknown())
+	s.test(t, "unknown sandbox", func(t *testing.T) {
+		_, err := s.opened.Stats(ctx(t), s.unknown())
 		wantKind(t, err, "Stats", sandboxer.NotFound)
 	})
 }

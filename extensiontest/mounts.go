@@ -59,7 +59,7 @@ func wantTree(t *testing.T, dir string, want map[string]string) {
 	}
 }
 
-// exchange swaps two names, of which one is not there at times.
+// exchange swaps two names; one of them is missing for moments.
 func exchange(a, b string) error {
 	return errors.Join(os.Rename(a, a+".x"), os.Rename(b, a), os.Rename(a+".x", b))
 }
@@ -68,7 +68,7 @@ func mounted(list ...sandboxer.Mount) func(*sandboxer.Spec) {
 	return func(sp *sandboxer.Spec) { sp.Mounts = list }
 }
 
-// stranger takes away what says that an operator asks for the mounts.
+// stranger removes from sp that an operator asks for the mounts.
 func stranger(sp *sandboxer.Spec) {
 	sp.Vouched = slices.DeleteFunc(slices.Clone(sp.Vouched), func(n string) bool { return n == sandboxer.RestrictedMounts })
 }
@@ -77,7 +77,7 @@ func stranger(sp *sandboxer.Spec) {
 func (s *suite) mounts(t *testing.T) {
 	refused := func(t *testing.T, kinds []sandboxer.Kind, change ...func(*sandboxer.Spec)) {
 		t.Helper()
-		b, sp := s.open(t), s.spec()
+		b, sp := s.opened, s.spec()
 		for _, f := range change {
 			f(&sp)
 		}
@@ -90,7 +90,7 @@ func (s *suite) mounts(t *testing.T) {
 		s.gone(t, b, sp)
 	}
 	if !s.enforces(Mounts) {
-		t.Run("are refused", func(t *testing.T) {
+		s.test(t, "are refused", func(t *testing.T) {
 			refused(t, []sandboxer.Kind{sandboxer.Unsupported}, mounted(sandboxer.Mount{Source: source(t), Target: "/mnt/x"}))
 		})
 		return
@@ -115,7 +115,7 @@ func (s *suite) mounts(t *testing.T) {
 		if got := sb.sh(t, "cat /mnt/data/deep/late /mnt/data/deep/g; rm /mnt/data/deep/late"); got != "late\nchanged outside" {
 			t.Errorf("what this machine wrote later is %q inside", got)
 		}
-		// Whose the files are there is who the directory belongs to.
+		// The owner of the directory there also owns the files.
 		owner := func(name string) [2]uint32 {
 			fi, err := os.Lstat(name)
 			if err != nil {
@@ -137,12 +137,12 @@ func (s *suite) mounts(t *testing.T) {
 		}
 		wantTree(t, dir, map[string]string{"f": "outside\nchanged\n", "g": "changed outside\n", "d/h": "more\n"})
 	}
-	t.Run("are seen from both sides", func(t *testing.T) { both(t) })
-	t.Run("belong to the user", func(t *testing.T) {
+	s.test(t, "are seen from both sides", func(t *testing.T) { both(t) })
+	s.test(t, "belong to the user", func(t *testing.T) {
 		both(t, func(sp *sandboxer.Spec) { sp.User = s.User })
 	})
 
-	t.Run("read-only", func(t *testing.T) {
+	s.test(t, "read-only", func(t *testing.T) {
 		dir := source(t)
 		sb := s.up(t, mounted(sandboxer.Mount{Source: dir, Target: "/mnt/ro", ReadOnly: true}))
 		if got := sb.sh(t, "cat /mnt/ro/f"); got != "outside" {
@@ -160,7 +160,7 @@ func (s *suite) mounts(t *testing.T) {
 		}
 	})
 
-	t.Run("a single file", func(t *testing.T) {
+	s.test(t, "a single file", func(t *testing.T) {
 		dir := source(t)
 		put(t, filepath.Join(dir, "beside"), "secret")
 		f := filepath.Join(dir, "f")
@@ -174,7 +174,7 @@ func (s *suite) mounts(t *testing.T) {
 		wantTree(t, dir, map[string]string{"f": "outside\ninside\n", "beside": "secret"})
 	})
 
-	t.Run("one below another", func(t *testing.T) {
+	s.test(t, "one below another", func(t *testing.T) {
 		upper, lower := source(t), source(t)
 		put(t, filepath.Join(upper, "there/hidden"), "hidden")
 		put(t, filepath.Join(lower, "f"), "lower\n")
@@ -202,7 +202,7 @@ func (s *suite) mounts(t *testing.T) {
 		})
 	})
 
-	t.Run("targets that cannot be", func(t *testing.T) {
+	s.test(t, "impossible targets", func(t *testing.T) {
 		dir, work := source(t), "/mnt/work/space"
 		for _, target := range []string{"/", "", "mnt/x", "/mnt/../x", "/mnt/x/", "/proc", "/proc/x", "/sys", "/sys/fs/x", "/dev", "/dev/shm", "/.sandboxer", "/.sandboxer/x", "/mnt/work", work, work + "/in"} {
 			t.Run("at "+target, func(t *testing.T) {
@@ -224,7 +224,7 @@ func (s *suite) mounts(t *testing.T) {
 		})
 	})
 
-	t.Run("sources that cannot be", func(t *testing.T) {
+	s.test(t, "impossible sources", func(t *testing.T) {
 		dir := source(t)
 		put(t, filepath.Join(dir, "d/f"), "")
 		err := errors.Join(os.Symlink(filepath.Join(dir, "d"), filepath.Join(dir, "link")), syscall.Mkfifo(filepath.Join(dir, "fifo"), 0o600))
@@ -237,7 +237,7 @@ func (s *suite) mounts(t *testing.T) {
 		}
 	})
 
-	t.Run("snapshots hold none", func(t *testing.T) {
+	s.test(t, "snapshots hold none", func(t *testing.T) {
 		dir := source(t)
 		m := mounted(sandboxer.Mount{Source: dir, Target: "/mnt/data"})
 		sb := s.up(t, m)
@@ -277,7 +277,7 @@ func (s *suite) mounts(t *testing.T) {
 	s.roots(t, refused)
 }
 
-// roots are the tests of what callers who are no operators may mount.
+// roots are the tests of what callers that are not operators may mount.
 func (s *suite) roots(t *testing.T, refused func(*testing.T, []sandboxer.Kind, ...func(*sandboxer.Spec))) {
 	if s.MountRoot == "" || s.ReadOnlyRoot == "" {
 		t.Fatal("the harness names no roots of mounts")
@@ -299,7 +299,7 @@ func (s *suite) roots(t *testing.T, refused func(*testing.T, []sandboxer.Kind, .
 		return dir
 	}
 
-	t.Run("in a root", func(t *testing.T) {
+	s.test(t, "in a root", func(t *testing.T) {
 		dir, ro := inRoot(t, s.MountRoot), inRoot(t, s.ReadOnlyRoot)
 		sb := s.up(t, stranger, mounted(sandboxer.Mount{Source: dir + "/d", Target: "/mnt/rw"}, sandboxer.Mount{Source: ro, Target: "/mnt/ro", ReadOnly: true}))
 		if got := sb.sh(t, "echo x >/mnt/rw/x; cat /mnt/rw/f /mnt/ro/d/f"); got != "inside\ninside" {
@@ -307,16 +307,16 @@ func (s *suite) roots(t *testing.T, refused func(*testing.T, []sandboxer.Kind, .
 		}
 		wantTree(t, dir, map[string]string{"d/f": "inside\n", "d/x": "x\n"})
 	})
-	t.Run("out of the roots", func(t *testing.T) {
+	s.test(t, "out of the roots", func(t *testing.T) {
 		dir := secret(t)
 		for _, src := range []string{dir, filepath.Dir(s.MountRoot), s.MountRoot + "x", "/etc"} {
 			refused(t, denied, stranger, mounted(sandboxer.Mount{Source: src, Target: "/mnt/x", ReadOnly: true}))
 		}
 	})
-	t.Run("to write in a read-only root", func(t *testing.T) {
+	s.test(t, "to write in a read-only root", func(t *testing.T) {
 		refused(t, denied, stranger, mounted(sandboxer.Mount{Source: inRoot(t, s.ReadOnlyRoot), Target: "/mnt/x"}))
 	})
-	t.Run("led out by a link", func(t *testing.T) {
+	s.test(t, "led out by a link", func(t *testing.T) {
 		dir, out := inRoot(t, s.MountRoot), secret(t)
 		if err := errors.Join(os.Symlink(out, dir+"/link"), os.Symlink(filepath.Join(out, "f"), dir+"/file")); err != nil {
 			t.Fatal(err)
@@ -325,23 +325,24 @@ func (s *suite) roots(t *testing.T, refused func(*testing.T, []sandboxer.Kind, .
 			refused(t, []sandboxer.Kind{sandboxer.Invalid, sandboxer.Denied}, stranger, mounted(sandboxer.Mount{Source: src, Target: "/mnt/x"}))
 		}
 	})
-	t.Run("led out by a link after the check", func(t *testing.T) {
+	s.test(t, "led out by a link after the check", func(t *testing.T) {
 		dir, out := inRoot(t, s.MountRoot), secret(t)
-		b, sp := s.open(t), s.spec()
+		b, sp := s.opened, s.spec()
 		stranger(&sp)
 		sp.Mounts = []sandboxer.Mount{{Source: dir + "/d", Target: "/mnt/x"}}
-		if err := b.Check(ctx(t), sp); err != nil {
+		checked, err := b.Check(ctx(t), sp)
+		if err != nil {
 			t.Fatal(describe(err))
 		}
 		if err := errors.Join(os.Rename(dir+"/d", dir+"/was"), os.Symlink(out, dir+"/d")); err != nil {
 			t.Fatal(err)
 		}
 		s.owe(t, b, sp)
-		_, err := b.Provision(ctx(t), sp)
+		_, err = b.ProvisionChecked(ctx(t), sp, checked)
 		wantKind(t, err, "Provision", sandboxer.Invalid, sandboxer.Denied)
 		s.gone(t, b, sp)
 	})
-	t.Run("led out by a link at any time", func(t *testing.T) {
+	s.test(t, "led out by a link at any time", func(t *testing.T) {
 		dir, out := inRoot(t, s.MountRoot), secret(t)
 		if err := os.Symlink(out, dir+"/other"); err != nil {
 			t.Fatal(err)
@@ -363,7 +364,7 @@ func (s *suite) roots(t *testing.T, refused func(*testing.T, []sandboxer.Kind, .
 			}
 		}()
 		defer func() { close(stop); <-stopped }()
-		b := s.open(t)
+		b := s.opened
 		for range 12 {
 			sp := s.spec()
 			stranger(&sp)

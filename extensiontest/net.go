@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -45,7 +46,7 @@ func (sb *sandbox) listen(t *testing.T) int {
 	return port
 }
 
-// freePort returns a port that nobody uses on this machine, for backends that share
+// freePort returns a free port of this machine, for backends that share
 // its ports.
 func freePort(t *testing.T) int {
 	t.Helper()
@@ -74,7 +75,7 @@ func (s *suite) dial(t *testing.T) {
 		return c
 	}
 
-	t.Run("loopback listener", func(t *testing.T) {
+	s.test(t, "loopback listener", func(t *testing.T) {
 		c := dial(t)
 		for _, word := range []string{"one", "two"} {
 			io.WriteString(c, word)
@@ -85,17 +86,40 @@ func (s *suite) dial(t *testing.T) {
 		}
 	})
 
-	t.Run("listed where ports are listed", func(t *testing.T) {
-		ports, known, err := sb.b.ListPorts(ctx(t), sb.h)
-		if err != nil {
-			t.Fatalf("ListPorts: %s", describe(err))
+	// listed reports whether port, and no port without a listener, is among the listeners.
+	listed := func(t *testing.T, port int) {
+		t.Helper()
+		if ports, err := sb.b.ListPorts(ctx(t), sb.h); err != nil {
+			t.Errorf("ListPorts: %s", describe(err))
+		} else if !slices.Contains(ports, port) || slices.Contains(ports, freePort(t)) {
+			t.Errorf("ListPorts = %v; want %d, and no port without a listener", ports, port)
 		}
-		if known && (!slices.Contains(ports, port) || slices.Contains(ports, freePort(t))) {
-			t.Errorf("ListPorts = %v; want %d, and none that nobody listens on", ports, port)
+	}
+	s.test(t, "listed", func(t *testing.T) { listed(t, port) })
+
+	s.test(t, "listed on IPv6", func(t *testing.T) {
+		port := freePort(t)
+		at := net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
+		args := slices.Clone(s.Listen(port))
+		i := slices.Index(args, at)
+		if i < 0 {
+			t.Skip("no argument of the harness's Listen is " + at)
 		}
+		args[i] = net.JoinHostPort("::1", strconv.Itoa(port))
+		r := sb.start(t, sandboxer.Cmd{Args: args})
+		poll(t, "the echo server inside to be listed", s.long(), func() bool {
+			ports, err := sb.b.ListPorts(ctx(t), sb.h)
+			select {
+			case <-r.done:
+				t.Skip("the sandbox has no IPv6")
+			default:
+			}
+			return err != nil || slices.Contains(ports, port)
+		})
+		listed(t, port)
 	})
 
-	t.Run("half close", func(t *testing.T) {
+	s.test(t, "half close", func(t *testing.T) {
 		c := dial(t)
 		io.WriteString(c, "last words")
 		cw, ok := c.(interface{ CloseWrite() error })
@@ -110,7 +134,7 @@ func (s *suite) dial(t *testing.T) {
 		}
 	})
 
-	t.Run("1 MiB both ways", func(t *testing.T) {
+	s.test(t, "1 MiB both ways", func(t *testing.T) {
 		c := dial(t)
 		data := noise(1 << 20)
 		go func() {
@@ -125,7 +149,7 @@ func (s *suite) dial(t *testing.T) {
 		}
 	})
 
-	t.Run("16 in parallel", func(t *testing.T) {
+	s.test(t, "16 in parallel", func(t *testing.T) {
 		var wg sync.WaitGroup
 		for range 16 {
 			c := dial(t)
@@ -141,7 +165,7 @@ func (s *suite) dial(t *testing.T) {
 		wg.Wait()
 	})
 
-	t.Run("a read deadline holds", func(t *testing.T) {
+	s.test(t, "a read deadline holds", func(t *testing.T) {
 		c := dial(t)
 		c.SetReadDeadline(time.Now().Add(50 * time.Millisecond))
 		_, err := c.Read(make([]byte, 1))
@@ -151,7 +175,7 @@ func (s *suite) dial(t *testing.T) {
 		}
 	})
 
-	t.Run("closed port", func(t *testing.T) {
+	s.test(t, "closed port", func(t *testing.T) {
 		c, err := sb.b.Dial(ctx(t), sb.h, freePort(t))
 		wantKind(t, err, "Dial", sandboxer.Unavailable)
 		if err == nil {
@@ -159,7 +183,7 @@ func (s *suite) dial(t *testing.T) {
 		}
 	})
 
-	t.Run("another sandbox's port", func(t *testing.T) {
+	s.test(t, "another sandbox's port", func(t *testing.T) {
 		c, err := s.up(t).b.Dial(ctx(t), s.up(t).h, port)
 		wantKind(t, err, "Dial", sandboxer.Unavailable)
 		if err == nil {
@@ -167,7 +191,7 @@ func (s *suite) dial(t *testing.T) {
 		}
 	})
 
-	t.Run("survives the context of the call", func(t *testing.T) {
+	s.test(t, "survives the context of the call", func(t *testing.T) {
 		c, cancel := context.WithCancel(t.Context())
 		conn, err := sb.b.Dial(c, sb.h, port)
 		if err != nil {
@@ -182,19 +206,19 @@ func (s *suite) dial(t *testing.T) {
 		}
 	})
 
-	t.Run("ports out of range", func(t *testing.T) {
+	s.test(t, "ports out of range", func(t *testing.T) {
 		for _, p := range []int{-1, 0, 65536} {
 			_, err := sb.b.Dial(ctx(t), sb.h, p)
 			wantKind(t, err, "Dial", sandboxer.Invalid)
 		}
 	})
 
-	t.Run("unknown sandbox", func(t *testing.T) {
+	s.test(t, "unknown sandbox", func(t *testing.T) {
 		_, err := sb.b.Dial(ctx(t), sandboxer.Handle{SandboxID: s.spec().ID, Generation: 1}, port)
 		wantKind(t, err, "Dial", sandboxer.NotFound)
 	})
 
-	t.Run("teardown ends the stream", func(t *testing.T) {
+	s.test(t, "teardown ends the stream", func(t *testing.T) {
 		own := s.up(t)
 		conn, err := own.b.Dial(ctx(t), own.h, own.listen(t))
 		if err != nil {
@@ -214,7 +238,7 @@ func (s *suite) dial(t *testing.T) {
 }
 
 func (s *suite) expose(t *testing.T) {
-	t.Run("names a URL", func(t *testing.T) {
+	s.test(t, "names a URL", func(t *testing.T) {
 		sb := s.up(t, func(sp *sandboxer.Spec) { sp.Ports = []int{8080} })
 		e, err := sb.b.Expose(ctx(t), sb.h, 8080)
 		if err != nil {
@@ -229,8 +253,8 @@ func (s *suite) expose(t *testing.T) {
 			t.Errorf("asked again: %q, %v; first %q", again.URL, err, e.URL)
 		}
 	})
-	t.Run("unknown sandbox", func(t *testing.T) {
-		_, err := s.open(t).Expose(ctx(t), sandboxer.Handle{SandboxID: s.spec().ID, Generation: 1}, 8080)
+	s.test(t, "unknown sandbox", func(t *testing.T) {
+		_, err := s.opened.Expose(ctx(t), sandboxer.Handle{SandboxID: s.spec().ID, Generation: 1}, 8080)
 		wantKind(t, err, "Expose", sandboxer.NotFound)
 	})
 }

@@ -43,7 +43,7 @@ func (s *suite) listen(t *testing.T, b *backend.Backend, owner string) *notices 
 	return n
 }
 
-// until waits for id, and returns what was told before it.
+// until waits for id, and returns the IDs reported before it.
 func (n *notices) until(t *testing.T, id string) (others []string) {
 	t.Helper()
 	late := time.After(n.patience)
@@ -51,20 +51,20 @@ func (n *notices) until(t *testing.T, id string) (others []string) {
 		select {
 		case got, ok := <-n.ids:
 			if !ok {
-				t.Fatalf("the notices end before %s is told: %v", id, n.err)
+				t.Fatalf("the notices ended before %s was reported: %v", id, n.err)
 			}
 			if got == id {
 				return others
 			}
 			others = append(others, got)
 		case <-late:
-			t.Fatalf("%s is not told within %s", id, n.patience)
+			t.Fatalf("%s was not reported within %s", id, n.patience)
 		}
 	}
 }
 
 func (s *suite) notify(t *testing.T) {
-	t.Run("tells of a death", func(t *testing.T) {
+	s.test(t, "tells of a death", func(t *testing.T) {
 		if s.Kill == nil {
 			t.Skip("the harness cannot kill a sandbox")
 		}
@@ -74,13 +74,13 @@ func (s *suite) notify(t *testing.T) {
 		n.until(t, sb.spec.ID)
 		if sb.b.Can(sandboxer.CanProbe) {
 			if l, err := sb.b.IsAlive(ctx(t), sb.h); err != nil || l != sandboxer.Gone {
-				t.Errorf("when a death is told, IsAlive = %s, %v; want gone", l, err)
+				t.Errorf("after a reported death, IsAlive = %s, %v; want gone", l, err)
 			}
 		}
 		second.until(t, sb.spec.ID) // each broker hears of it
 	})
 
-	t.Run("tells an owner of its own alone", func(t *testing.T) {
+	s.test(t, "tells an owner of its own alone", func(t *testing.T) {
 		if s.Kill == nil {
 			t.Skip("the harness cannot kill a sandbox")
 		}
@@ -92,15 +92,15 @@ func (s *suite) notify(t *testing.T) {
 		}
 		others.stop()
 		for id := range others.ids {
-			t.Errorf("another owner is told of %s", id)
+			t.Errorf("another owner gets a notice of %s", id)
 		}
 	})
 
-	t.Run("ends", func(t *testing.T) {
-		n := s.listen(t, s.open(t), s.Spec.Owner)
+	s.test(t, "ends", func(t *testing.T) {
+		n := s.listen(t, s.opened, s.Spec.Owner)
 		n.stop()
 		for range n.ids {
 		}
-		wantKind(t, n.err, "the end of notices that nobody wants", sandboxer.Canceled)
+		wantKind(t, n.err, "the end of canceled notices", sandboxer.Canceled)
 	})
 }

@@ -9,14 +9,14 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// memoryLimit is small beside what a command takes that exceeds it.
+// memoryLimit is small compared with what a command takes that exceeds it.
 const memoryLimit = 128 << 20
 
-// hog is a script that keeps 400 MB in memory: the last line of what has no line ends
-// is all of it.
+// hog is a script that keeps 400 MB in memory: without line ends, the last line
+// is all of the input.
 const hog = `head -c 400000000 /dev/zero | tail -n 1 | wc -c`
 
-// upLimited makes a sandbox that memory limits are tried on.
+// upLimited makes a sandbox for tests of memory limits.
 func (s *suite) upLimited(t *testing.T) *sandbox {
 	t.Helper()
 	switch {
@@ -28,11 +28,11 @@ func (s *suite) upLimited(t *testing.T) *sandbox {
 	return s.up(t)
 }
 
-// exhaust has a command in sb killed for memory and returns what Exec says of it.
+// exhaust has a command in sb killed for memory and returns the result of Exec.
 func (sb *sandbox) exhaust(t *testing.T) (sandboxer.Exit, error) {
 	t.Helper()
 	if sb.s.enforces(Memory) {
-		// A pipe ends as its last command does; here that is the one which is killed, if
+		// A pipe ends as its last command does; here that is the one that is killed, if
 		// the sandbox is not.
 		r := sb.start(t, sandboxer.Cmd{Args: sb.s.script(`head -c 400000000 /dev/zero | tail -n 1`)})
 		return r.wait(t)
@@ -49,7 +49,7 @@ func (sb *sandbox) exhaust(t *testing.T) (sandboxer.Exit, error) {
 
 // execMemory is about commands that the memory limit kills.
 func (s *suite) execMemory(t *testing.T) {
-	t.Run("out of memory", func(t *testing.T) {
+	s.alone(t, "out of memory", func(t *testing.T) {
 		sb := s.upLimited(t)
 		x, err := sb.exhaust(t)
 		if err != nil {
@@ -59,7 +59,7 @@ func (s *suite) execMemory(t *testing.T) {
 			t.Errorf("got %+v; want code 137 and oom_killed", x)
 		}
 	})
-	t.Run("killed within its memory", func(t *testing.T) {
+	s.alone(t, "killed within its memory", func(t *testing.T) {
 		sb := s.upLimited(t)
 		x, _, _ := sb.run(t, sandboxer.Cmd{Args: s.script("kill -KILL $$; sleep 5")})
 		if x != (sandboxer.Exit{Code: 137, Signal: "KILL"}) {
@@ -68,7 +68,7 @@ func (s *suite) execMemory(t *testing.T) {
 	})
 }
 
-// probeMemory is about what is left of a sandbox that used too much memory.
+// probeMemory tests the remains of a sandbox that used too much memory.
 func (s *suite) probeMemory(t *testing.T) {
 	sb := s.upLimited(t)
 	if !sb.b.Can(sandboxer.CanExec) {

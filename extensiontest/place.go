@@ -9,11 +9,11 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/backend"
 )
 
-// places is what an extension of several hosts owes: it says where a sandbox goes before it
-// is made, makes it there, and finds it again by what the broker knows, which at the least
-// is its ID.
+// places is what an extension with several hosts must do: it says where a sandbox goes before it
+// is made, makes it there, and finds it again by what the broker knows, which is at least
+// its ID.
 func (s *suite) places(t *testing.T) {
-	if !s.open(t).Places() {
+	if !s.opened.Places() {
 		if len(s.Hosts) > 0 {
 			t.Fatal("the harness names hosts, and the extension is no Placer")
 		}
@@ -43,7 +43,7 @@ func (s *suite) places(t *testing.T) {
 		h.Host = sp.Place
 		return h
 	}
-	// unknown reports an error if a probe takes what it cannot know for an answer.
+	// unknown reports an error if a probe answers what it cannot know.
 	unknown := func(t *testing.T, b *backend.Backend, h sandboxer.Handle, what string) {
 		t.Helper()
 		if !b.Can(sandboxer.CanProbe) {
@@ -72,8 +72,8 @@ func (s *suite) places(t *testing.T) {
 		}
 	}
 
-	t.Run("asked-for host is kept", func(t *testing.T) {
-		b := s.open(t)
+	s.alone(t, "asked-for host is kept", func(t *testing.T) {
+		b := s.opened
 		for _, host := range s.Hosts {
 			sp := s.spec()
 			sp.Host, sp.Place = host, ""
@@ -93,7 +93,7 @@ func (s *suite) places(t *testing.T) {
 		}
 	})
 
-	t.Run("place is where it is made", func(t *testing.T) {
+	s.alone(t, "place is where it is made", func(t *testing.T) {
 		for _, host := range s.Hosts {
 			sb := s.up(t, on(host))
 			if sb.h.Host != host {
@@ -104,7 +104,7 @@ func (s *suite) places(t *testing.T) {
 			if other == host {
 				other = s.Hosts[1]
 			}
-			// It is there and nowhere else, by the word of a process that is told to look there.
+			// It is there and nowhere else, as a process confirms that looks there only.
 			b := bare(t)
 			elsewhere := at(sb.spec)
 			elsewhere.Host = other
@@ -121,8 +121,8 @@ func (s *suite) places(t *testing.T) {
 		}
 	})
 
-	t.Run("place is one that did not fail", func(t *testing.T) {
-		b := s.open(t)
+	s.alone(t, "place is one that did not fail", func(t *testing.T) {
+		b := s.opened
 		sp := s.spec()
 		sp.Place = ""
 		var avoid []string
@@ -140,8 +140,8 @@ func (s *suite) places(t *testing.T) {
 		t.Errorf("Place still knows a host after %q", avoid)
 	})
 
-	t.Run("place changes nothing", func(t *testing.T) {
-		b := s.open(t)
+	s.alone(t, "place changes nothing", func(t *testing.T) {
+		b := s.opened
 		sp := s.spec()
 		s.owe(t, b, sp)
 		if _, err := b.Place(ctx(t), sp, nil); err != nil {
@@ -150,8 +150,8 @@ func (s *suite) places(t *testing.T) {
 		s.gone(t, b, sp)
 	})
 
-	t.Run("a place that went away", func(t *testing.T) {
-		b := s.open(t)
+	s.alone(t, "a place that went away", func(t *testing.T) {
+		b := s.opened
 		sp := s.spec()
 		on(s.Hosts[1])(&sp)
 		s.owe(t, b, sp)
@@ -164,12 +164,12 @@ func (s *suite) places(t *testing.T) {
 		back()
 		b = s.open(t)
 		s.gone(t, b, sp)
-		// What could not be made there then can be made there now.
+		// A sandbox that could not be made there before can be made there now.
 		sb := s.upSpec(t, b, sp)
 		sb.alive(t)
 	})
 
-	t.Run("found by ID and host", func(t *testing.T) {
+	s.alone(t, "found by ID and host", func(t *testing.T) {
 		for _, host := range s.Hosts {
 			sb := s.up(t, on(host))
 			b := bare(t)
@@ -185,7 +185,7 @@ func (s *suite) places(t *testing.T) {
 		}
 	})
 
-	t.Run("found by ID alone", func(t *testing.T) {
+	s.alone(t, "found by ID alone", func(t *testing.T) {
 		for _, host := range s.Hosts {
 			sb := s.up(t, on(host))
 			b := bare(t)
@@ -205,7 +205,7 @@ func (s *suite) places(t *testing.T) {
 		}
 	})
 
-	t.Run("its host is away", func(t *testing.T) {
+	s.alone(t, "its host is away", func(t *testing.T) {
 		sb := s.up(t, on(s.Hosts[1]))
 		back := s.away(t, s.Hosts[1])
 		b := bare(t)
@@ -222,12 +222,12 @@ func (s *suite) places(t *testing.T) {
 		s.gone(t, s.open(t), sb.spec)
 	})
 
-	t.Run("another host is away", func(t *testing.T) {
+	s.alone(t, "another host is away", func(t *testing.T) {
 		named, unnamed := s.up(t, on(s.Hosts[0])), s.up(t, on(s.Hosts[0]))
 		never := s.spec()
 		back := s.away(t, s.Hosts[1])
 		b := bare(t)
-		// A handle that names a host is that host's business alone.
+		// A handle that names a host concerns that host alone.
 		lives(t, b, at(named.spec))
 		if _, err := b.Teardown(ctx(t), at(named.spec)); err != nil {
 			t.Errorf("Teardown of what is on %s, while %s is away: %s", s.Hosts[0], s.Hosts[1], describe(err))
@@ -248,7 +248,7 @@ func (s *suite) places(t *testing.T) {
 	})
 }
 
-// away takes a host out of reach until back is called, or the test ends.
+// away makes a host unreachable until back is called, or the test ends.
 func (s *suite) away(t *testing.T, host string) (back func()) {
 	t.Helper()
 	f := s.Away(t, host)

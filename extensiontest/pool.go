@@ -10,14 +10,14 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// pool specifies sandboxes that are made before anybody asks for them.
+// pool specifies sandboxes that are made before they are requested.
 func (s *suite) pool(t *testing.T) {
 	warm := func(sp *sandboxer.Spec) {
 		sp.Warm = true
 		sp.Env["SANDBOXER_TEST_PROFILE"] = "profile"
 		sp.Env["SANDBOXER_TEST_BOTH"] = "profile"
 	}
-	// order is the claim of sb by somebody.
+	// order is the spec by which an owner claims sb.
 	order := func(sb *sandbox) sandboxer.Spec {
 		sp := sb.spec
 		sp.Warm = false
@@ -41,14 +41,14 @@ func (s *suite) pool(t *testing.T) {
 	const claimed = "/claim/claim 'quoted'"
 	looks := func(t *testing.T) {
 		t.Helper()
-		if !s.open(t).Can(sandboxer.CanExec) {
+		if !s.opened.Can(sandboxer.CanExec) {
 			t.Skip("cannot look inside: the extension has no exec")
 		}
 	}
-	t.Run("the basis is stable", func(t *testing.T) {
+	s.test(t, "the basis is stable", func(t *testing.T) {
 		sp := s.spec()
 		sp.Warm = true
-		first, err := s.open(t).Basis(ctx(t), sp)
+		first, err := s.opened.Basis(ctx(t), sp)
 		if err != nil {
 			t.Fatal(describe(err))
 		}
@@ -57,7 +57,7 @@ func (s *suite) pool(t *testing.T) {
 			t.Errorf("the basis is %q for one sandbox and %q for the next, %v", first, second, err)
 		}
 	})
-	t.Run("is given what it asked for", func(t *testing.T) {
+	s.test(t, "is given what it asked for", func(t *testing.T) {
 		looks(t)
 		sb := s.up(t, warm)
 		sb.alive(t)
@@ -81,7 +81,7 @@ func (s *suite) pool(t *testing.T) {
 		}
 		other.alive(t)
 	})
-	t.Run("inputs come with the claim", func(t *testing.T) {
+	s.test(t, "inputs come with the claim", func(t *testing.T) {
 		looks(t)
 		dir := t.TempDir()
 		if err := os.WriteFile(filepath.Join(dir, "hello"), []byte("from the claim"), 0o644); err != nil {
@@ -94,22 +94,25 @@ func (s *suite) pool(t *testing.T) {
 		warm(&sp)
 		order1 := sp
 		order1.Inputs = map[string]string{"repo": dir}
-		if err := s.open(t).Check(ctx(t), order1); err != nil {
+		if _, err := s.opened.Check(ctx(t), order1); err != nil {
 			t.Skipf("the extension takes no directory as repo: %v", err)
 		}
-		sb := s.upSpec(t, s.open(t), sp)
+		sb := s.upSpec(t, s.opened, sp)
 		o := order(sb)
 		o.Inputs = order1.Inputs
 		if out := claim(t, sb, o).sh(t, "cat hello"); out != "from the claim" {
 			t.Errorf("the workspace has %q", out)
 		}
 	})
-	t.Run("the main command waits for the claim", func(t *testing.T) {
+	s.test(t, "the main command waits for the claim", func(t *testing.T) {
 		looks(t)
 		sb := s.up(t, warm, func(sp *sandboxer.Spec) {
 			sp.Command = s.script(`echo "$SANDBOXER_TEST_BOTH" >>main; exec sleep 3600`)
 		})
-		time.Sleep(300 * time.Millisecond)
+		// Later commands have begun and ended.
+		for range 3 {
+			sb.sh(t, "true")
+		}
 		if out := sb.sh(t, "cat main 2>/dev/null || true"); out != "" {
 			t.Errorf("the command ran before anybody claimed the sandbox: %q", out)
 		}
@@ -118,7 +121,7 @@ func (s *suite) pool(t *testing.T) {
 			return got.sh(t, "cat main 2>/dev/null || true") == "claim"
 		})
 	})
-	t.Run("a claim is idempotent", func(t *testing.T) {
+	s.test(t, "a claim is idempotent", func(t *testing.T) {
 		looks(t)
 		sb := s.up(t, warm)
 		got := claim(t, sb, order(sb))
@@ -129,19 +132,7 @@ func (s *suite) pool(t *testing.T) {
 			t.Errorf("after the same claim again: %q", out)
 		}
 	})
-	t.Run("the stamp is the claim's", func(t *testing.T) {
-		sb := s.up(t, warm, func(sp *sandboxer.Spec) { sp.Stamp = []byte("nobody's") })
-		if !sb.b.Can(sandboxer.CanDiscover) {
-			t.Skip("the extension does not discover")
-		}
-		sp := order(sb)
-		sp.Stamp = []byte("somebody's")
-		claim(t, sb, sp)
-		if f, err := s.open(t).Discover(ctx(t), sb.spec.ID); err != nil || string(f.Stamp) != "somebody's" {
-			t.Errorf("discovered the stamp %q, %v; want that of the claim", f.Stamp, err)
-		}
-	})
-	t.Run("is claimed by one", func(t *testing.T) {
+	s.test(t, "is claimed by one", func(t *testing.T) {
 		sb := s.up(t, warm)
 		got := claim(t, sb, order(sb))
 		rival := order(sb)
@@ -154,25 +145,25 @@ func (s *suite) pool(t *testing.T) {
 			}
 		}
 	})
-	t.Run("only warm ones are claimed", func(t *testing.T) {
+	s.test(t, "only warm ones are claimed", func(t *testing.T) {
 		sb := s.up(t)
 		_, err := sb.b.Claim(ctx(t), sb.h, order(sb))
 		wantKind(t, err, "Claim of a sandbox that was made for somebody", sandboxer.Conflict)
 		sb.alive(t)
 	})
-	t.Run("the fuse moves with the claim", func(t *testing.T) {
-		sb := s.up(t, warm, func(sp *sandboxer.Spec) { sp.Fuse = time.Now().Add(5 * time.Second) })
-		o := order(sb)
-		o.Fuse = time.Now().Add(12 * time.Second)
-		got := claim(t, sb, o)
-		time.Sleep(time.Until(sb.spec.Fuse) + 2*time.Second)
-		got.alive(t)
-		poll(t, "the backend to destroy it", s.Settle+time.Minute, func() bool {
-			_, err := sb.b.WaitReady(ctx(t), sb.h)
+	s.test(t, "the fuse moves with the claim", func(t *testing.T) {
+		var claimed *sandbox
+		s.outlives(t, warm, func(sb *sandbox) {
+			o := order(sb)
+			o.Fuse = sb.spec.Fuse.Add(6 * time.Second)
+			claimed = claim(t, sb, o)
+		})
+		poll(t, "the backend to destroy it", s.Settle+s.Patience, func() bool {
+			_, err := claimed.b.WaitReady(ctx(t), claimed.h)
 			return sandboxer.KindOf(err) == sandboxer.NotFound
 		})
 	})
-	t.Run("a warm one is torn down as any other", func(t *testing.T) {
+	s.test(t, "a warm one is torn down as any other", func(t *testing.T) {
 		sb := s.up(t, warm)
 		if _, err := sb.b.Teardown(ctx(t), sb.h); err != nil {
 			t.Fatal(describe(err))
@@ -181,11 +172,11 @@ func (s *suite) pool(t *testing.T) {
 		_, err := sb.b.Claim(ctx(t), sb.h, order(sb))
 		wantKind(t, err, "Claim of what is gone", sandboxer.NotFound)
 	})
-	t.Run("unknown sandbox", func(t *testing.T) {
+	s.test(t, "unknown sandbox", func(t *testing.T) {
 		h := s.unknown()
 		sp := s.spec()
 		sp.ID = h.SandboxID
-		_, err := s.open(t).Claim(ctx(t), h, sp)
+		_, err := s.opened.Claim(ctx(t), h, sp)
 		wantKind(t, err, "Claim", sandboxer.NotFound)
 	})
 }

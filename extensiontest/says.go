@@ -8,8 +8,8 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// says is what an extension owes that disclaims capabilities, or describes itself: what it says is kept, and asked for
-// by whoever does not open it.
+// says is what an extension must do that disclaims capabilities, or describes itself: its description is kept, and
+// read without opening it.
 func (s *suite) says(t *testing.T) {
 	ext := s.Open(t)
 	b := s.wrap(t, ext)
@@ -48,12 +48,12 @@ func (s *suite) says(t *testing.T) {
 		}
 		names = append(names, in.Name)
 		if !slices.ContainsFunc(s.Inputs, func(h sandboxer.Input) bool { return h.Name == in.Name && h.Restricted == in.Restricted }) {
-			t.Errorf("it says the input %q (restricted: %t), which is not in the harness", in.Name, in.Restricted)
+			t.Errorf("it declares the input %q (restricted: %t), which is not in the harness", in.Name, in.Restricted)
 		}
 	}
 	for _, in := range s.Inputs {
 		if !slices.Contains(names, in.Name) {
-			t.Errorf("the harness has the input %q, of which it says nothing", in.Name)
+			t.Errorf("the harness has the input %q, which it does not declare", in.Name)
 		}
 	}
 	if _, err := json.Marshal(said); err != nil {

@@ -36,6 +36,13 @@ need qemu-img qemu-utils
 need lz4 lz4
 need packer packer
 need debootstrap debootstrap
+need bwrap bubblewrap
+need strace strace
+need sudo sudo
+need systemd-analyze systemd
+need sqlite3 sqlite3
+need redis-server redis-server
+need chromium chromium
 need mke2fs e2fsprogs
 need mkfs.btrfs btrfs-progs
 need mkfs.xfs xfsprogs

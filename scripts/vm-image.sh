@@ -81,6 +81,7 @@ cat >"$r/etc/ssh/sshd_config" <<-'END'
 	UseDNS no
 	PermitRootLogin prohibit-password
 	MaxStartups 100
+	LoginGraceTime 0
 	Subsystem sftp internal-sftp
 END
 cat >"$r/etc/inittab" <<-'END'

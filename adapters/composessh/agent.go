@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"time"
 	"unicode/utf8"
 
@@ -22,11 +21,11 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/sshrun"
 )
 
-// The default service of a sandbox has the agent's program mounted, read-only: one directory a
-// host and digest, which stays there for the next sandbox, as layers of images do. Nothing
-// runs of it until the first command, or until it is asked for. It is started by the engine, as the user that commands
-// run as, and reached by way of the engine too, over a command that leads to a socket inside:
-// no port, no shared directory, nothing that somebody inside could lead elsewhere.
+// The default service of a sandbox mounts the agent's program, read-only: one directory per
+// host and digest, which stays for the next sandbox, as layers of images do. Nothing
+// of it runs until the first command, or until it is asked for. The engine starts it, as the user that commands
+// run as. It is reached by way of the engine too, over a command that leads to a socket inside:
+// no port, no shared directory, nothing that a process inside could redirect.
 
 const (
 	agentDir  = ".agent" // below the root of a host: a directory for each digest, which is mounted
@@ -34,7 +33,7 @@ const (
 	agentPath = composefile.AgentDir + "/" + agentFile
 )
 
-// agentFor names the agent for h in what is known of p, or says in a note why there is none.
+// agentFor adds the agent for h to p, or says in a note why there is none.
 func (e *extension) agentFor(h *host, p *plan) {
 	prog, err := e.agentProgram(h.known.arch)
 	if err != nil {
@@ -47,7 +46,7 @@ func (e *extension) agentProgram(arch string) (program.Program, error) {
 	return e.programs.Find(agentFile, arch, e.cfg.Agent)
 }
 
-// bringAgent brings the agent to h, unless it is there, and has it mounted.
+// bringAgent copies the agent to h, unless it is there, and has it mounted.
 func (e *extension) bringAgent(ctx context.Context, h *host, p *plan, r *composefile.Rendering, there bool) error {
 	if p.meta.Agent == "" {
 		return nil
@@ -69,29 +68,22 @@ func (e *extension) bringAgent(ctx context.Context, h *host, p *plan, r *compose
 	}
 	prog, err := e.agentProgram(h.known.arch)
 	if err == nil && prog.Digest != p.meta.Agent {
-		err = sandboxer.E(sandboxer.Unavailable, nil, "the program of the agent changed while sandbox %s was made", p.spec.ID).WithHint("try again")
+		err = sandboxer.E(sandboxer.Unavailable, nil, "sandboxer-agent was replaced while sandbox %s was made", p.spec.ID).WithHint("try again")
 	}
 	if err != nil {
 		return err
 	}
 	f, err := os.Open(prog.Path)
 	if err != nil {
-		return sandboxer.E(sandboxer.Unavailable, err, "the program of the agent cannot be read")
+		return sandboxer.E(sandboxer.Unavailable, err, "sandboxer-agent cannot be read")
 	}
 	defer f.Close()
-	sandboxer.ReportProgress(ctx, sandboxer.Progress{Step: "bringing sandboxer-agent to " + h.Name()})
+	sandboxer.ReportProgress(ctx, sandboxer.Progress{Step: "copying sandboxer-agent to " + h.Name()})
 	err = e.step(pAgent, func() error { return h.WriteFile(ctx, file, 0o755, f) })
 	if _, said, ok := sshrun.ExitOf(err); ok {
 		return e.failed(h, "bringing sandboxer-agent", said, nil)
 	}
 	return err
-}
-
-// An agentClient is kept for the next calls.
-type agentClient struct {
-	*agent.Client
-	container string
-	retry     atomic.Int64 // Unix nanoseconds before which commands do not try to reach it again
 }
 
 const (
@@ -104,14 +96,6 @@ const (
 	agentIdle = 15 * time.Second
 )
 
-// dropAgent ends the idle connections to the agent of a sandbox. The caller holds e.mu.
-func (e *extension) dropAgent(name string) {
-	if c, ok := e.agents[name]; ok {
-		c.Close()
-		delete(e.agents, name)
-	}
-}
-
 // openAgent is the way to the agent of h's sandbox for one call (agent.Capabilities).
 func (e *extension) openAgent(ctx context.Context, h sandboxer.Handle, _ bool) (agent.Call, error) {
 	ho, m, err := e.find(ctx, h)
@@ -120,7 +104,7 @@ func (e *extension) openAgent(ctx context.Context, h sandboxer.Handle, _ bool) (
 	}
 	if m.Agent == "" {
 		return agent.Call{}, sandboxer.E(sandboxer.Unsupported, nil, "sandbox %s has no agent inside", m.ID).
-			WithHint("a new one has, on a host for which there is sandboxer-agent beside sandboxer")
+			WithHint("create a new one on a host for whose platform the server has a sandboxer-agent")
 	}
 	id, err := ho.container(ctx, m, m.Service)
 	if err != nil {
@@ -135,42 +119,25 @@ func (e *extension) agentCall(ctx context.Context, h *host, m *meta, id string) 
 	if err != nil {
 		return agent.Call{}, err
 	}
-	end := func(err error) error {
-		switch err = done(err); sandboxer.KindOf(err) {
-		case sandboxer.Unavailable, sandboxer.Timeout: // its container may have ended, or stand still
-			if why := h.engine.State(ctx, id); ctx.Err() == nil && why != nil && !errors.Is(err, engine.ErrHangs) {
-				if err = e.notRunning(m, why); errors.Is(err, engine.ErrNotFound) {
-					err = noContainer(m, m.Service) // nobody may make the call again: it was sent
-				}
-			}
+	why := func() error { // the container may have ended, or be paused
+		why := e.notRunning(m, h.engine.State(ctx, id))
+		if errors.Is(why, engine.ErrNotFound) {
+			why = noContainer(m, m.Service) // the call must not be repeated: it was sent
 		}
-		return err
+		return why
 	}
-	return agent.Call{Agent: e.agentIn(h.Name(), m, id).Client, Ctx: within, End: end, Dir: m.service(m.Service).Workspace}, nil
+	return agent.Call{Agent: e.agentIn(h.Name(), m, id), Ctx: within, Done: done, Why: why, Dir: m.service(m.Service).Workspace}, nil
 }
 
 // agentIn returns the client of the agent in the container id.
-func (e *extension) agentIn(host string, m *meta, id string) *agentClient {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if c := e.agents[m.Name]; c != nil && c.container == id {
-		return c
-	}
-	e.dropAgent(m.Name)
-	c := &agentClient{container: id}
-	c.Client = agent.NewClient(agent.ClientOptions{IdleConns: 1, IdleTime: agentIdle, Dials: agentDials, Dial: func(ctx context.Context) (net.Conn, error) {
-		conn, err := e.dialAgent(ctx, host, m, id)
-		if err != nil {
-			c.retry.Store(time.Now().Add(agentRetry).UnixNano())
-		}
-		return conn, err
+func (e *extension) agentIn(host string, m *meta, id string) *agent.Client {
+	return e.agents.Get(m.Name, id, agent.ClientOptions{IdleConns: 1, IdleTime: agentIdle, Dials: agentDials, Dial: func(ctx context.Context) (net.Conn, error) {
+		return e.dialAgent(ctx, host, m, id)
 	}})
-	e.agents[m.Name] = c
-	return c
 }
 
-// withoutDials calls f, which has the sandbox stand still, while nothing of ours is on its way
-// to the agent: agent.Client.WithoutDials says why.
+// withoutDials calls f, which pauses the sandbox, while no connection of ours is on its way
+// to the agent: see agent.Client.WithoutDials.
 func (e *extension) withoutDials(ctx context.Context, h *host, m *meta, f func(context.Context) error) error {
 	if m.Agent == "" {
 		return f(ctx)
@@ -225,7 +192,7 @@ func (e *extension) execByAgent(ctx context.Context, h *host, m *meta, id string
 	case cmd.Stdin != nil || cmd.TTY != nil || cmd.Resize != nil: // a connection more, which commands that hold one may wait for in vain
 		return sandboxer.Exit{}, nil, false
 	}
-	if time.Now().UnixNano() < e.agentIn(h.Name(), m, id).retry.Load() {
+	if e.agentIn(h.Name(), m, id).DialFailed(agentRetry) {
 		return sandboxer.Exit{}, nil, false
 	}
 	call, err := e.agentCall(ctx, h, m, id)
@@ -272,15 +239,15 @@ func (e *extension) Without() []sandboxer.Capability {
 	return []sandboxer.Capability{sandboxer.CanAgent, sandboxer.CanProcesses, sandboxer.CanWatch}
 }
 
-// agentDigest is that of the agent for h, "" if there is none.
+// agentDigest is the digest of the agent for h, "" if there is none.
 func (e *extension) agentDigest(h *host) string {
 	prog, _ := e.agentProgram(h.known.arch)
 	return prog.Digest
 }
 
-// unusedAgents removes agents below $1 that no sandbox there names, $4 excepted, and what was cut
-// off while one came or went. One is moved away before it is looked for again: who begins a
-// sandbox names the agent before it looks whether it is there.
+// unusedAgents removes agents below $1 that no sandbox there names, except $4, and remains of interrupted
+// copies and removals. It renames an agent before it looks for it again: a caller that begins a
+// sandbox names the agent before it checks whether it is there.
 const unusedAgents = `
 cd -P -- "$1" || exit
 [ -d .agent ] || exit 0
@@ -297,14 +264,14 @@ for f in .agent/*; do
 done
 exit 0`
 
-// agents tells of every agent below $1 its digest, its size in bytes and when it came, in
+// agents prints, for every agent below $1, its digest, its size in bytes and when it was copied, in
 // seconds since 1970.
 const agents = `
 cd -- "$1/.agent" 2>/dev/null || exit 0
 for f in *; do [ ! -f "$f/sandboxer-agent" ] || echo "$f $(wc -c <"$f/sandboxer-agent") $(stat -c %Y -- "$f" 2>/dev/null || echo 0)"; done`
 
-// agentCaches are the agents on h, or those that it had and that no sandbox uses, which are
-// removed then.
+// agentCaches are the agents on h, or, with prune, those that no sandbox uses: it removes
+// them.
 func (e *extension) agentCaches(ctx context.Context, h *host, prune bool) ([]sandboxer.Cache, error) {
 	list := func() (all []sandboxer.Cache, err error) {
 		out, err := e.script(ctx, h, nil, nil, agents, h.known.root)

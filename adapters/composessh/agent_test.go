@@ -44,7 +44,7 @@ func said(t *testing.T, e *extension, h sandboxer.Handle, code int, args ...stri
 	return out.String()
 }
 
-// TestAgentInService: commands go by the agent, whose program nobody inside can replace; where it
+// TestAgentInService: commands go by the agent, whose program no process inside can replace; where it
 // cannot run, the engine runs them.
 func TestAgentInService(t *testing.T) {
 	t.Run("docker", func(t *testing.T) { testAgentInService(t, current(t)) })
@@ -52,8 +52,9 @@ func TestAgentInService(t *testing.T) {
 }
 
 func testAgentInService(t *testing.T, compose string) {
+	t.Parallel()
 	r := newRig(t, compose, 1)
-	e := r.open(t, "agent")
+	e := r.open(t, "agent-"+r.program)
 	e.settle = -time.Second
 	t.Cleanup(func() { e.Close() })
 	h := r.made(t, e, "by")
@@ -106,7 +107,7 @@ func testAgentInService(t *testing.T, compose string) {
 	}
 }
 
-// TestUnusedAgents: agents that no sandbox names go, but for the newest, and so does what was cut off.
+// TestUnusedAgents: agents that no sandbox names are removed, except the newest, and so are incomplete ones.
 func TestUnusedAgents(t *testing.T) {
 	root := t.TempDir()
 	used, unused, newest := strings.Repeat("a", 64), strings.Repeat("b", 64), strings.Repeat("c", 64)

@@ -15,7 +15,7 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/sshrun"
 )
 
-// below returns what dir, a place inside, is below the workspace.
+// below returns the path of dir, a path inside, below the workspace.
 func (m *meta) below(dir string) (string, error) {
 	if dir == "" {
 		return ".", nil
@@ -29,7 +29,7 @@ func (m *meta) below(dir string) (string, error) {
 		WithHint("pack it inside: sandboxer exec %s -- tar -C %s -cf - .", m.ID, dir)
 }
 
-// workspace is the directory rel below root, a workspace, which is called dir.
+// workspace is the directory rel below root, a workspace; messages call it dir.
 func workspace(root, rel, dir string) sshrun.Subdir {
 	return sshrun.Subdir{Root: root, Dir: rel, RootName: "the workspace", Name: cmp.Or(dir, "the workspace")}
 }
@@ -42,7 +42,7 @@ func (e *extension) archiveError(h *host, d sshrun.Subdir, err error) error {
 	case !ok:
 		return err
 	case errors.As(err, &denied) && denied.Kind == sandboxer.Denied:
-		return denied.WithHint("let the services write as that account's user, or give sandboxer an account that may")
+		return denied.WithHint("let the services write as that account's user, or give sandboxer an account that may read their files")
 	}
 	return e.failed(h, "the archive of "+d.Name, said, nil)
 }
@@ -61,14 +61,14 @@ func (e *extension) Archive(ctx context.Context, h sandboxer.Handle, dir string,
 	return e.archive(ctx, ho, m, rel, dir, w)
 }
 
-// archive writes the directory rel below the workspace, which is called dir, as a tar.
+// archive writes the directory rel below the workspace as a tar; messages call it dir.
 func (e *extension) archive(ctx context.Context, ho *host, m *meta, rel, dir string, w io.Writer) error {
 	d := workspace(path.Join(ho.known.root, m.Name, "repo"), rel, dir)
 	return e.archiveError(ho, d, ho.Archive(ctx, d, w))
 }
 
-// Unarchive implements sandboxer.Archiver. The services stand still while files are
-// written on the host: none of them can put a link where a directory was looked at.
+// Unarchive implements sandboxer.Archiver. The services are paused while files are written
+// on the host, so that none of them can replace a checked directory by a link.
 func (e *extension) Unarchive(ctx context.Context, h sandboxer.Handle, dir string, r io.Reader) (err error) {
 	ho, m, err := e.find(ctx, h)
 	if err != nil {
@@ -86,9 +86,9 @@ func (e *extension) Unarchive(ctx context.Context, h sandboxer.Handle, dir strin
 	return e.refill(ctx, ho, path.Join(ho.known.root, m.Name, "repo"), rel, dir, m.Places, r)
 }
 
-// refill makes the directory rel below the workspace root, which is called dir, hold what
-// the tar r holds, and nothing else. places are those below root that must stay what they
-// are: directories, which are kept, though empty, and files, with true.
+// refill gives the directory rel below the workspace root exactly the content of
+// the tar r; messages call it dir. places are those below root that must keep their
+// type: directories, which are emptied but kept, and files, with true.
 func (e *extension) refill(ctx context.Context, ho *host, root, rel, dir string, places map[string]bool, r io.Reader) error {
 	stay := map[string]bool{}
 	var keep []string
@@ -109,7 +109,7 @@ func (e *extension) refill(ctx context.Context, ho *host, root, rel, dir string,
 	}()
 	d := workspace(root, rel, dir)
 	err := ho.Replace(ctx, d, keep, pr)
-	unread := errors.New("nobody reads any more")
+	unread := errors.New("the caller no longer reads the data")
 	pr.CloseWithError(unread)
 	select {
 	case cerr := <-checked:
@@ -121,9 +121,9 @@ func (e *extension) refill(ctx context.Context, ho *host, root, rel, dir string,
 	return e.archiveError(ho, d, err)
 }
 
-// filterTar passes on the files of a tar of a workspace, which is unpacked by a tar that
-// believes it; so it is held to the rules of package safetar.
-// What stay names, with true for files, is of its kind there or missing.
+// filterTar passes on the files of a tar of a workspace. The tar program that unpacks it
+// trusts it, so filterTar applies the rules of package safetar.
+// Paths in stay keep their type there, which is a file if true, or are missing.
 func filterTar(r io.Reader, w io.Writer, stay map[string]bool) error {
 	in, out := safetar.NewReader(r, safetar.Rules{OutsideLinks: true, SkipSpecial: true}), tar.NewWriter(w)
 	for {
@@ -139,9 +139,9 @@ func filterTar(r io.Reader, w io.Writer, stay map[string]bool) error {
 			continue
 		}
 		if file, mounted := stay[name]; mounted && hdr.Typeflag != tar.TypeDir && (!file || hdr.Typeflag != tar.TypeReg) {
-			return sandboxer.E(sandboxer.Invalid, nil, "%q is mounted in a service and must stay a directory or file, as it was; the archive has something else there", name)
+			return sandboxer.E(sandboxer.Invalid, nil, "%q is mounted in a service and must keep its type, directory or file; the archive changes it", name)
 		} else if mounted && file && hdr.Typeflag == tar.TypeDir {
-			return sandboxer.E(sandboxer.Invalid, nil, "%q is mounted in a service and must stay a file; the archive has a directory there", name)
+			return sandboxer.E(sandboxer.Invalid, nil, "%q is mounted in a service and must stay a file; the archive has a directory of this name", name)
 		}
 		if err := copyEntry(out, in, &tar.Header{Name: name, Linkname: hdr.Linkname, Mode: hdr.Mode & 0o777}, hdr); err != nil {
 			return err
@@ -149,7 +149,7 @@ func filterTar(r io.Reader, w io.Writer, stay map[string]bool) error {
 	}
 }
 
-// copyEntry writes as, completed by what hdr says, and the contents that in has of it.
+// copyEntry writes as, completed from hdr, and its contents from in.
 func copyEntry(out *tar.Writer, in io.Reader, as, hdr *tar.Header) error {
 	as.Typeflag, as.ModTime, as.Format = hdr.Typeflag, hdr.ModTime.Truncate(time.Second), tar.FormatGNU
 	switch hdr.Typeflag {

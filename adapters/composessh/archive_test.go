@@ -34,59 +34,54 @@ type zeros struct{}
 
 func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
 
-// Who is told that an archive did not arrive is told why: the host was lost, the archive is
+// The error for an archive that did not arrive says why: the host was lost, the archive is
 // bad or cannot be read, or the account may not write; not what followed from it.
 func TestRefillFails(t *testing.T) {
 	t.Parallel()
-	for _, transport := range []string{"openssh", "native"} {
-		t.Run(transport, func(t *testing.T) {
-			r := newRig(t, "docker-compose", 0)
-			r.cfg.Transport = transport
-			r.addHost(t, "host-1")
-			relay := r.behind(t, "host-1")
-			e := r.opened(t, "refill")
-			h, err := e.host("host-1")
-			if err != nil {
-				t.Fatal(err)
+	r := newRig(t, "docker-compose", 0)
+	r.addHost(t, "host-1")
+	relay := r.behind(t, "host-1")
+	e := r.opened(t, "refill")
+	h, err := e.host("host-1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	large := func() io.Reader {
+		pr, pw := io.Pipe()
+		t.Cleanup(func() { pr.Close() })
+		go func() {
+			w := tar.NewWriter(pw)
+			err := w.WriteHeader(&tar.Header{Name: "large", Typeflag: tar.TypeReg, Mode: 0o644, Size: 1 << 30})
+			if err == nil {
+				_, err = io.CopyN(w, zeros{}, 1<<30)
 			}
-			large := func() io.Reader {
-				pr, pw := io.Pipe()
-				t.Cleanup(func() { pr.Close() })
-				go func() {
-					w := tar.NewWriter(pw)
-					err := w.WriteHeader(&tar.Header{Name: "large", Typeflag: tar.TypeReg, Mode: 0o644, Size: 1 << 30})
-					if err == nil {
-						_, err = io.CopyN(w, zeros{}, 1<<30)
-					}
-					pw.CloseWithError(errors.Join(err, w.Close()))
-				}()
-				return pr
-			}
-			root := t.TempDir()
-			fill := func(r io.Reader) error { return e.refill(t.Context(), h, root, ".", "", nil, r) }
-			if err := fill(&cutting{large(), 4 << 20, relay.Cut}); sandboxer.KindOf(err) != sandboxer.Unavailable || !errors.Is(err, sshrun.ErrLost) {
-				t.Errorf("the host was lost: %v", err)
-			}
-			lost := sandboxer.E(sandboxer.Unavailable, nil, "the store is away")
-			if err := fill(io.MultiReader(io.LimitReader(large(), 4<<20), failing{lost})); !errors.Is(err, lost) {
-				t.Errorf("the archive cannot be read: %v", err)
-			}
-			if err := fill(strings.NewReader(strings.Repeat("no tar", 1000))); sandboxer.KindOf(err) != sandboxer.Invalid {
-				t.Errorf("what is no archive: %v", err)
-			}
-			file := filepath.Join(root, "file")
-			if err := os.WriteFile(file, nil, 0o600); err != nil {
-				t.Fatal(err)
-			}
-			err = e.refill(t.Context(), h, root, "file", "/work/file", nil, large())
-			if want := "/work/file: there is a file where a directory is expected"; sandboxer.KindOf(err) != sandboxer.Invalid || sandboxer.Message(err) != want {
-				t.Errorf("a file: %v; want %q", err, want)
-			}
-		})
+			pw.CloseWithError(errors.Join(err, w.Close()))
+		}()
+		return pr
+	}
+	root := t.TempDir()
+	fill := func(r io.Reader) error { return e.refill(t.Context(), h, root, ".", "", nil, r) }
+	if err := fill(&cutting{large(), 4 << 20, relay.Cut}); sandboxer.KindOf(err) != sandboxer.Unavailable || !errors.Is(err, sshrun.ErrLost) {
+		t.Errorf("the host was lost: %v", err)
+	}
+	lost := sandboxer.E(sandboxer.Unavailable, nil, "the store is away")
+	if err := fill(io.MultiReader(io.LimitReader(large(), 4<<20), failing{lost})); !errors.Is(err, lost) {
+		t.Errorf("the archive cannot be read: %v", err)
+	}
+	if err := fill(strings.NewReader(strings.Repeat("no tar", 1000))); sandboxer.KindOf(err) != sandboxer.Invalid {
+		t.Errorf("what is no archive: %v", err)
+	}
+	file := filepath.Join(root, "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	err = e.refill(t.Context(), h, root, "file", "/work/file", nil, large())
+	if want := "/work/file is a file, not a directory"; sandboxer.KindOf(err) != sandboxer.Invalid || sandboxer.Message(err) != want {
+		t.Errorf("a file: %v; want %q", err, want)
 	}
 }
 
-// An account that may not write is told what to do about it.
+// The error for an account that may not write says what to do about it.
 func TestArchiveDenied(t *testing.T) {
 	t.Parallel()
 	if os.Getuid() != 0 {
@@ -107,7 +102,7 @@ func TestArchiveDenied(t *testing.T) {
 	}
 	err = e.refill(t.Context(), h, root, "new", "", nil, zeros{})
 	if sandboxer.KindOf(err) != sandboxer.Denied || !strings.Contains(sandboxer.HintOf(err), "as that account's user") ||
-		sandboxer.Message(err) != "a file in the workspace may not be touched by the account on host ordinary" {
+		sandboxer.Message(err) != "the account may not change a file in the workspace on host ordinary" {
 		t.Errorf("refill: %v (%s)", err, sandboxer.HintOf(err))
 	}
 }

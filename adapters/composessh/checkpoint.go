@@ -15,13 +15,14 @@ import (
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/capture"
 	"github.com/sand-boxer/sandboxer/internal/engine"
 	"github.com/sand-boxer/sandboxer/internal/safetar"
 	"github.com/sand-boxer/sandboxer/internal/sshrun"
 )
 
-// keep understands which volumes go into checkpoints, and whether the services stand
-// still for them.
+// keep parses which volumes go into checkpoints, and whether the services are paused
+// for them.
 func (p *plan) keep(volumes, quiesce string) error {
 	if volumes == "all" {
 		p.meta.Volumes = p.project.Volumes
@@ -31,7 +32,7 @@ func (p *plan) keep(volumes, quiesce string) error {
 			if !slices.Contains(p.project.Volumes, v) {
 				e := sandboxer.E(sandboxer.Invalid, nil, "the input volumes: %s declares no volume %q", p.project.File, v)
 				if len(p.project.Volumes) > 0 {
-					e.WithHint("it declares %s; all means every one", strings.Join(p.project.Volumes, ", "))
+					e.WithHint("it declares %s; all means every volume", strings.Join(p.project.Volumes, ", "))
 				}
 				return e
 			}
@@ -42,11 +43,11 @@ func (p *plan) keep(volumes, quiesce string) error {
 	}
 	switch quiesce {
 	case "":
-		p.meta.Quiesce = len(p.meta.Volumes) > 0 // half a transaction is what nobody wants back
+		p.meta.Quiesce = len(p.meta.Volumes) > 0 // half a transaction is of no use to a restore
 	case "yes", "no":
 		p.meta.Quiesce = quiesce == "yes"
 	default:
-		return sandboxer.E(sandboxer.Invalid, nil, "the input quiesce is yes or no, not %q", quiesce)
+		return sandboxer.E(sandboxer.Invalid, nil, "the input quiesce must be yes or no, not %q", quiesce)
 	}
 	return nil
 }
@@ -97,8 +98,8 @@ func (e *extension) Checkpoint(ctx context.Context, h sandboxer.Handle, begin fu
 	return out.Close()
 }
 
-// rootOf adds the directory that a volume of Podman is to out, under that name: what
-// Podman exports has only what is in it.
+// rootOf adds the directory of a Podman volume to out, under that name: Podman's export has
+// only its content.
 func (e *extension) rootOf(ctx context.Context, h *host, volume, name string, out *tar.Writer) error {
 	said, err := e.script(ctx, h, nil, nil, `m=$(podman volume inspect --format '{{.Mountpoint}}' "$1") || exit
 if [ "$(id -u)" = 0 ]; then stat -c '%a %u %g %Y' "$m"; else podman unshare stat -c '%a %u %g %Y' "$m"; fi`, volume)
@@ -108,13 +109,13 @@ if [ "$(id -u)" = 0 ]; then stat -c '%a %u %g %Y' "$m"; else podman unshare stat
 	hdr := &tar.Header{Name: name + "/", Typeflag: tar.TypeDir, Format: tar.FormatGNU}
 	var sec int64
 	if _, err := fmt.Sscanf(said, "%o %d %d %d", &hdr.Mode, &hdr.Uid, &hdr.Gid, &sec); err != nil {
-		return sandboxer.E(sandboxer.Failed, err, "host %s: whose the volume %s is cannot be read", h.Name(), volume)
+		return sandboxer.E(sandboxer.Failed, err, "host %s: the owner of the volume %s cannot be read", h.Name(), volume)
 	}
 	hdr.ModTime = time.Unix(sec, 0)
 	return out.WriteHeader(hdr)
 }
 
-// pass adds what the tar that write writes holds to out, below the name under. A reader
+// pass adds the content of the tar that write writes to out, below the name under. A reader
 // that leaves is the writer's error.
 func (e *extension) pass(out *tar.Writer, under string, write func(io.Writer) error) error {
 	pr, pw := io.Pipe()
@@ -125,7 +126,7 @@ func (e *extension) pass(out *tar.Writer, under string, write func(io.Writer) er
 		written <- err
 	}()
 	err := func() error {
-		// What comes of an engine is no more to be believed than what comes of a sandbox.
+		// The output of an engine is no more to be trusted than that of a sandbox.
 		in := safetar.NewReader(pr, safetar.Rules{OutsideLinks: true, SkipSpecial: true})
 		for {
 			hdr, err := in.Next()
@@ -138,8 +139,8 @@ func (e *extension) pass(out *tar.Writer, under string, write func(io.Writer) er
 			}
 			name := hdr.Name
 			if under == "" && (name == sandboxer.VolumesDir || strings.HasPrefix(name, sandboxer.VolumesDir+"/")) {
-				return sandboxer.E(sandboxer.Conflict, nil, "the workspace has %s, where checkpoints keep volumes", sandboxer.VolumesDir).
-					WithHint("move it, or leave the volumes out of snapshots")
+				return sandboxer.E(sandboxer.Conflict, nil, "the workspace contains %s, a name that checkpoints use for volumes", sandboxer.VolumesDir).
+					WithHint("rename it, or leave the volumes out of snapshots")
 			}
 			as := &tar.Header{Name: path.Join(under, name), Linkname: hdr.Linkname, Mode: hdr.Mode, Uid: hdr.Uid, Gid: hdr.Gid}
 			if hdr.Typeflag == tar.TypeLink {
@@ -150,7 +151,7 @@ func (e *extension) pass(out *tar.Writer, under string, write func(io.Writer) er
 			}
 		}
 	}()
-	pr.CloseWithError(errors.New("nobody reads any more"))
+	pr.CloseWithError(errors.New("the caller no longer reads the data"))
 	if werr := <-written; werr != nil && (sandboxer.KindOf(err) == sandboxer.Internal || errors.Is(err, werr)) {
 		return werr
 	}
@@ -159,8 +160,8 @@ func (e *extension) pass(out *tar.Writer, under string, write func(io.Writer) er
 
 // copied runs a command that moves a volume.
 func (e *extension) copied(ctx context.Context, h *host, what string, cmd sshrun.Cmd) error {
-	var said strings.Builder
-	cmd.Stderr = engine.Last(&said)
+	said := &capture.Last{Max: engine.MaxSaid}
+	cmd.Stderr = said
 	exit, err := h.engine.Command(ctx, cmd)
 	if err == nil && exit.Code != 0 {
 		err = e.failed(h, what, said.String(), nil)
@@ -168,8 +169,8 @@ func (e *extension) copied(ctx context.Context, h *host, what string, cmd sshrun
 	return err
 }
 
-// attaching makes, with the engine $1, the container $2-keep, which is never run, of an
-// image with nothing in it, with $3 volumes of $2 in /v. Their names follow, and then
+// attaching makes, with the engine $1, the container $2-keep, which is never run, from an
+// empty image, with $3 volumes of $2 in /v. Their names follow, and then
 // options with the labels of everything that is made.
 const attaching = `
 e=$1 n=$2 c=$3; shift 3
@@ -186,8 +187,8 @@ done
 dd if=/dev/zero bs=512 count=2 2>/dev/null | "$e" import -c "LABEL dev.sandboxer.name=$n" - "$n-keep" >/dev/null || exit
 "$e" create --name "$n-keep" "$@" --network none $mounts "$n-keep" x >/dev/null`
 
-// attach makes what volumes of a sandbox are read and written through, and the volumes
-// that are not there yet; detach removes it again.
+// attach makes the container through which volumes of a sandbox are read and written, and the
+// missing volumes; detach removes it again.
 func (e *extension) attach(ctx context.Context, h *host, name string, volumes []string, labels map[string]string) (detach func() error, err error) {
 	args := append([]string{h.known.engine, name, strconv.Itoa(len(volumes))}, volumes...)
 	for k, v := range labels {
@@ -205,19 +206,19 @@ func (e *extension) attach(ctx context.Context, h *host, name string, volumes []
 	return detach, nil
 }
 
-// content is what a sandbox is made with.
+// content is the initial content of a sandbox.
 type content struct {
 	sandboxer.Contents
 	r      io.Reader
 	placed bool // it was read, and is on the host
 }
 
-// fits refuses what the project has no place for.
+// fits refuses content for which the project has no place.
 func (c *content) fits(p *plan) error {
 	for _, v := range c.Volumes {
 		if !slices.Contains(p.project.Volumes, v) {
-			return sandboxer.E(sandboxer.Unsupported, nil, "the checkpoint holds the volume %q, and %s declares none of that name", v, p.project.File).
-				WithHint("restore it with the compose file that it was made of")
+			return sandboxer.E(sandboxer.Unsupported, nil, "the checkpoint has the volume %q, but %s declares no volume of that name", v, p.project.File).
+				WithHint("restore it with the compose file of its source")
 		}
 	}
 	return nil
@@ -228,7 +229,7 @@ func (e *extension) ProvisionFrom(ctx context.Context, spec sandboxer.Spec, c sa
 	return e.provision(ctx, spec, &content{Contents: c, r: r})
 }
 
-// fill puts in place what from holds, before anything of the sandbox was made but its
+// fill puts the content of from in place, before anything of the sandbox was made except its
 // images.
 func (e *extension) fill(ctx context.Context, h *host, p *plan, dir string, from *content) (err error) {
 	sandboxer.ReportProgress(ctx, sandboxer.Progress{Step: "filling the workspace"})
@@ -246,13 +247,13 @@ func (e *extension) fill(ctx context.Context, h *host, p *plan, dir string, from
 	defer cancel(nil)
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	// consume starts f on what is written to the pipe that comes back.
+	// consume starts f, which reads what is written to the returned pipe.
 	consume := func(f func(io.Reader) error) (w *tar.Writer, end func(error) error) {
 		pr, pw := io.Pipe()
 		done := make(chan error, 1)
 		wg.Go(func() {
 			err := f(pr)
-			pr.CloseWithError(errors.Join(errors.New("nobody reads any more"), err))
+			pr.CloseWithError(errors.Join(errors.New("the caller no longer reads the data"), err))
 			done <- err
 		})
 		w = tar.NewWriter(pw)
@@ -290,7 +291,7 @@ func (e *extension) fill(ctx context.Context, h *host, p *plan, dir string, from
 	return nil
 }
 
-// distribute writes what from holds of the workspace to workspace, and each volume to
+// distribute writes from's part of the workspace to workspace, and each volume to
 // the writer that open returns for it, which calls the volume under.
 func (e *extension) distribute(from *content, workspace *tar.Writer, open func(v string) (w *tar.Writer, under string, end func(error) error)) (err error) {
 	bad := func(format string, args ...any) error {
@@ -330,7 +331,7 @@ func (e *extension) distribute(from *content, workspace *tar.Writer, open func(v
 		}
 		v, below, _ := strings.Cut(rest, "/")
 		if !slices.Contains(from.Volumes, v) {
-			return bad("has %q, which is in no volume that it is said to hold", hdr.Name)
+			return bad("has %q, which is in none of its listed volumes", hdr.Name)
 		}
 		if v != volume {
 			if seen[v] {
@@ -359,19 +360,19 @@ func (e *extension) distribute(from *content, workspace *tar.Writer, open func(v
 	}
 	for _, v := range from.Volumes {
 		if !seen[v] {
-			return bad("holds nothing of the volume %q", v)
+			return bad("has no entry of the volume %q", v)
 		}
 	}
 	return nil
 }
 
-// frozenBeat is how often the host is told that somebody still needs the services to
-// stand still. After three times that without a word it lets them go on by itself: the
-// broker may be dead, or the line.
+// frozenBeat is how often the host gets the message that the services must stay
+// paused. After three times that without one it lets them go on: the
+// broker may be dead, or the connection.
 const frozenBeat = 10 * time.Second
 
-// thawing lets the containers in the file $1 go on, with the engine $e. The file goes
-// once they do.
+// thawing lets the containers in the file $1 go on, with the engine $e, and then removes the
+// file.
 const thawing = `
 thaw() {
 	ids=$(cat "$1") || return
@@ -382,12 +383,12 @@ thaw() {
 }
 `
 
-// freezing has the containers of $3 stand still that run, in the directory $1, with the
+// freezing pauses the running containers of $3, in the directory $1, with the
 // engine $2, until the file frozen.$4 is gone, or beat.$4 was not there for $5 seconds.
-const freezing = `e=$2` + thawing + `
+var freezing = `e=$2` + thawing + `
 cd -- "$1" || exit
 for f in frozen.*; do [ ! -e "$f" ] || thaw "$f"; done
-ids=$("$e" ps -q --no-trunc --filter "label=dev.sandboxer.name=$3" --filter status=running) || exit
+ids=$("$e" ps -q --no-trunc --filter "label=dev.sandboxer.name=$3" --filter "` + engine.OwnNames("$3") + `" --filter status=running) || exit
 printf '%s\n' "$ids" >"frozen.$4.tmp" && mv -f "frozen.$4.tmp" "frozen.$4" && : >"beat.$4" || exit
 (
 	trap '' HUP INT TERM
@@ -395,16 +396,16 @@ printf '%s\n' "$ids" >"frozen.$4.tmp" && mv -f "frozen.$4.tmp" "frozen.$4" && : 
 ) </dev/null >/dev/null 2>&1 3>&- &
 [ -z "$ids" ] || "$e" pause $ids >/dev/null || { thaw "frozen.$4"; exit 1; }`
 
-// goingOn lets, in the directory $1, with the engine $2, go on what freezing made stand
-// still for $3. "late": the host did so by itself.
+// goingOn lets the containers go on that freezing has paused for $3, in the directory $1, with the
+// engine $2. "late": the host did so on its own.
 const goingOn = `e=$2` + thawing + `
 cd -- "$1" || exit
 rm -f "beat.$3"
 [ -e "frozen.$3" ] || { echo late; exit 0; }
 thaw "frozen.$3"; [ ! -e "frozen.$3" ]`
 
-// freeze has the services stand still that do not, and returns what lets them go on. That
-// they go on is the host's own business, too, if the broker does not come back for it; in
+// freeze pauses the running services, and returns a function that lets them go on. If the
+// broker does not come back for that, the host itself lets them go on; in
 // that case thaw fails.
 func (e *extension) freeze(ctx context.Context, h *host, m *meta) (thaw func() error, err error) {
 	dir, token := path.Join(h.known.root, m.Name), strings.ToLower(rand.Text()[:8])
@@ -424,10 +425,10 @@ func (e *extension) freeze(ctx context.Context, h *host, m *meta) (thaw func() e
 		defer cancel()
 		out, err := h.engine.Script(ctx, nil, nil, goingOn, dir, h.known.engine, token)
 		if err == nil && strings.TrimSpace(out) == "late" {
-			err = sandboxer.E(sandboxer.Unavailable, nil, "the services of sandbox %s did not stand still to the end: host %s heard nothing for too long", m.ID, h.Name())
+			err = sandboxer.E(sandboxer.Unavailable, nil, "the services of sandbox %s were resumed before the snapshot was complete: host %s got no sign from the server for too long", m.ID, h.Name())
 		}
 		if err != nil && h.engine.Watch.Hangs() {
-			h.engine.Watch.Owe(goOn) // it may have heard that they are to stand still
+			h.engine.Watch.Owe(goOn) // the call to pause them may have arrived
 		}
 		return err
 	}
@@ -438,7 +439,7 @@ func (e *extension) freeze(ctx context.Context, h *host, m *meta) (thaw func() e
 	if err != nil { // it may have begun all the same
 		close(ended)
 		if terr := thaw(); terr != nil && e.env.Log != nil {
-			e.env.Log.Debug("a sandbox that should not stand still may do so for a while", "sandbox", m.ID, "host", h.Name(), "err", terr)
+			e.env.Log.Debug("a sandbox may stay frozen for a while", "sandbox", m.ID, "host", h.Name(), "err", terr)
 		}
 		return nil, err
 	}
@@ -456,7 +457,7 @@ func (e *extension) freeze(ctx context.Context, h *host, m *meta) (thaw func() e
 			_, err := e.script(beat, h, nil, nil, `cd -- "$1" && [ -e "frozen.$2" ] && : >"beat.$2"`, dir, token)
 			cancel()
 			if err != nil && e.env.Log != nil {
-				e.env.Log.Debug("a sandbox that stands still was not told so", "sandbox", m.ID, "host", h.Name(), "err", err)
+				e.env.Log.Debug("the freeze of a sandbox could not be renewed", "sandbox", m.ID, "host", h.Name(), "err", err)
 			}
 		}
 	}()

@@ -70,6 +70,7 @@ func inService(t testing.TB, e *extension, h sandboxer.Handle, service, script s
 func TestVolumes(t *testing.T) {
 	for name, compose := range map[string]string{"current": "docker compose", "v1": "docker-compose", "podman": "podman-compose"} {
 		t.Run(name, func(t *testing.T) {
+			onlyLong(t, compose)
 			t.Parallel() // health checks take their time
 			r := newRig(t, compose, 1)
 			if compose == "docker compose" {
@@ -77,7 +78,7 @@ func TestVolumes(t *testing.T) {
 			} else {
 				r.addHost(t, "host-2", r.engines[0]...)
 			}
-			e := r.opened(t, name) // engines are shared
+			e := r.opened(t, "checkpoint-"+name) // engines are shared
 			s := order("source", repo(t, bank, map[string]string{"w": "before\n"}))
 			s.Host, s.Inputs["volumes"] = "host-1", "data"
 			h, _ := provision(t, e, s)
@@ -121,7 +122,7 @@ func TestVolumes(t *testing.T) {
 					t.Error(err)
 				}
 			}
-			if left := r.remains(t, name); len(left) > 0 {
+			if left := r.remains(t, "checkpoint-"+name); len(left) > 0 {
 				t.Errorf("left behind: %q", left)
 			}
 		})
@@ -147,7 +148,7 @@ func TestKeepRefused(t *testing.T) {
 	kind(t, err, sandboxer.Unsupported, "other", "compose.yaml")
 }
 
-// TestThaw: services that stand still for a broker that is gone go on by themselves,
+// TestThaw: services that are paused for a broker that is gone go on by themselves,
 // and a snapshot that was being read then is none.
 func TestThaw(t *testing.T) {
 	t.Parallel()
@@ -169,7 +170,7 @@ func TestThaw(t *testing.T) {
 			}
 		}
 	}
-	// As long as somebody reads, it stands still, however long that takes.
+	// As long as there is a reader, it stays paused, however long that takes.
 	c, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	begun, slow := make(chan struct{}), make(chan struct{})
@@ -200,7 +201,7 @@ func TestThaw(t *testing.T) {
 	if paused() != "" {
 		t.Error("it stands still when the checkpoint is whole")
 	}
-	// The line goes dead, and does not come back until it went on by itself.
+	// The connection goes dead, and does not come back until the services went on without it.
 	slow = make(chan struct{})
 	go read(e)
 	<-begun

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/hosts"
 	"github.com/sand-boxer/sandboxer/internal/sshrun"
 )
 
@@ -35,7 +36,7 @@ func (o *capacity) full(minFree int64) string {
 	return ""
 }
 
-// busy is the load from which on a host is taken only if all are so busy.
+// busy is the load from which on a host is used only if all are as busy.
 const busy = 2
 
 // better sorts capacities: hosts that are not busy first, then by room.
@@ -61,11 +62,11 @@ grep -c ^processor /proc/cpuinfo 2>/dev/null || echo 1
 const (
 	// restTime is how long a create waits for further hosts once one has room.
 	restTime = 300 * time.Millisecond
-	// slowTime is how long one that did not answer by then is not waited for.
+	// slowTime is how long a host that did not answer by then is not waited for.
 	slowTime = time.Minute
 )
 
-// capacities tells the room on those hosts. With hurry it does not wait for those that
+// capacities returns the room on those hosts. With hurry it does not wait for hosts that
 // take longer than restTime, or that did so lately.
 func (e *extension) capacities(ctx context.Context, names []string, hurry bool) ([]*capacity, error) {
 	type answer struct {
@@ -80,16 +81,19 @@ func (e *extension) capacities(ctx context.Context, names []string, hurry bool) 
 	for _, name := range names {
 		awaited[name] = true
 	}
-	go e.each(asking, names, func(name string, h *host, err error) {
-		var o *capacity
-		if err == nil {
-			o, err = e.capacityOf(asking, h)
-		}
-		if err == nil {
-			e.noteAnswer(name, true)
-		}
-		answers <- answer{name, o, err}
-	})
+	for _, name := range names {
+		go func() {
+			var o *capacity
+			h, err := e.use(asking, name)
+			if err == nil {
+				o, err = e.capacityOf(asking, h)
+			}
+			if err == nil {
+				e.noteAnswer(name, true)
+			}
+			answers <- answer{name, o, err}
+		}()
+	}
 	var offers []*capacity
 	var failed error
 	var enough <-chan time.Time
@@ -165,8 +169,8 @@ func (e *extension) capacityOf(ctx context.Context, h *host) (*capacity, error) 
 	return o, nil
 }
 
-// Place implements sandboxer.Placer: the host that was asked for, or the one with most room.
-// Where there is but one, it is not asked: making the sandbox shows what it can take.
+// Place implements sandboxer.Placer: it returns the requested host, or the host with most room.
+// A single host is not asked for its room: making the sandbox shows what it can take.
 func (e *extension) Place(ctx context.Context, spec sandboxer.Spec, avoid []string) (string, error) {
 	p, err := e.plan(ctx, spec)
 	if err != nil {
@@ -182,7 +186,7 @@ func (e *extension) Place(ctx context.Context, spec sandboxer.Spec, avoid []stri
 // choose returns the host for p, none of avoid.
 func (e *extension) choose(ctx context.Context, p *plan, avoid []string) (*host, error) {
 	avoided := func(name string) bool { return slices.Contains(avoid, name) }
-	if at, err := e.former(p.name); err != nil {
+	if at, err := e.former(ctx, p.name); err != nil {
 		return nil, err
 	} else if at != "" && at != untouched && !avoided(at) { // an earlier version put it there
 		return e.host(at)
@@ -196,7 +200,7 @@ func (e *extension) choose(ctx context.Context, p *plan, avoid []string) (*host,
 		return nil, err
 	}
 	if names = slices.DeleteFunc(names, avoided); len(names) == 0 {
-		return nil, sandboxer.E(sandboxer.Unavailable, nil, "%s has no other host to put sandbox %s on than %s", e.env.Extension, p.spec.ID, strings.Join(avoid, ", ")).
+		return nil, sandboxer.E(sandboxer.Unavailable, nil, "%s has no host for sandbox %s other than %s", e.env.Extension, p.spec.ID, strings.Join(avoid, ", ")).
 			WithHint("add one: sandboxer host add NAME USER@HOST")
 	}
 	if len(all) == 1 {
@@ -225,7 +229,7 @@ func (e *extension) choose(ctx context.Context, p *plan, avoid []string) (*host,
 	}
 	if len(with) == 0 {
 		return nil, sandboxer.E(sandboxer.Exhausted, nil, "no host of %s has room for another sandbox: %s", e.env.Extension, strings.Join(full, ", ")).
-			WithHint("destroy what is not needed, make room on disks, add a host, or let one have more (host add --capacity)")
+			WithHint("destroy unused sandboxes, free disk space, add a host, or raise a host's capacity (host add --capacity)")
 	}
 	slices.SortStableFunc(with, better)
 	for _, o := range with { // the first that can hold it, and of none why the first cannot
@@ -236,7 +240,7 @@ func (e *extension) choose(ctx context.Context, p *plan, avoid []string) (*host,
 	return with[0].h, e.fits(with[0].h, p)
 }
 
-// candidates are the hosts that one may go to that is asked for on only, or on none.
+// candidates are the hosts for a sandbox that is requested on the host only, or on any if that is "".
 func (e *extension) candidates(only string) ([]string, error) {
 	names, err := e.names()
 	switch {
@@ -257,15 +261,14 @@ func (e *extension) Capacity(ctx context.Context, only string) (sandboxer.HostCa
 		return sandboxer.HostCapacity{}, err
 	}
 	offers, err := e.capacities(ctx, names, false)
-	o := sandboxer.HostCapacity{Attrs: map[string]string{}}
-	for _, of := range offers {
-		o.Free += of.free
-		o.Hosts = append(o.Hosts, of.h.Name())
-		k := of.h.known
-		o.Attrs[of.h.Name()] = fmt.Sprintf("%s %s, %s %s, %d of %d", k.engine, k.server, strings.Join(k.compose, " "), k.version, of.used, of.h.capacity)
-		if of.h.draining {
-			o.Attrs[of.h.Name()] += ", draining"
+	var rooms []hosts.Room
+	for _, o := range offers {
+		k := o.h.known
+		about := fmt.Sprintf("%s %s, %s %s, %d of %d", k.engine, k.server, strings.Join(k.compose, " "), k.version, o.used, o.h.capacity)
+		if o.h.draining {
+			about += ", draining"
 		}
+		rooms = append(rooms, hosts.Room{Host: o.h.Name(), Free: o.free, About: about})
 	}
-	return o, err
+	return hosts.Capacity(rooms), err
 }

@@ -1,12 +1,14 @@
 package composessh
 
 import (
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -15,6 +17,7 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/buildtest"
 	"github.com/sand-boxer/sandboxer/internal/engine"
 	"github.com/sand-boxer/sandboxer/internal/engine/enginetest"
+	"github.com/sand-boxer/sandboxer/internal/notes"
 	"github.com/sand-boxer/sandboxer/internal/sshrun"
 	"github.com/sand-boxer/sandboxer/internal/sshrun/sshtest"
 )
@@ -39,8 +42,16 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
+	// They wait for engines and hosts more than they compute, also on two processors.
+	flag.Parse()
+	if p := flag.Lookup("test.parallel"); p.Value.String() == p.DefValue {
+		p.Value.Set("3")
+	}
 	code := m.Run()
 	buildtest.Remove()
+	if productsDir != "" {
+		os.RemoveAll(productsDir)
+	}
 	for _, e := range engines {
 		e.Stop()
 	}
@@ -51,7 +62,7 @@ func TestMain(m *testing.M) {
 // docker returns the address of a Docker engine that has the test image.
 func docker(t testing.TB) string { return engines[0].Start(t) }
 
-// another is an engine beside that one.
+// another is a second engine.
 func another(t testing.TB) string { return engines[1].Start(t) }
 
 // podman returns the environment that gives Podman a store of the tests' own, with the
@@ -64,6 +75,14 @@ func podman(t testing.TB) []string {
 	return enginetest.Podman(t)
 }
 
+// onlyLong skips what takes minutes on Podman, and is run on Docker with every change.
+func onlyLong(t *testing.T, compose string) {
+	t.Helper()
+	if compose == "podman-compose" && os.Getenv("SANDBOXER_TEST_WHOLE") == "" {
+		t.Skip("takes a minute or two on Podman: SANDBOXER_TEST_WHOLE=1 runs it, as make test-long does")
+	}
+}
+
 // A rig is one or more hosts with engines, and an installation that has them.
 type rig struct {
 	dir     string // of the extension
@@ -74,6 +93,9 @@ type rig struct {
 	compose string
 	cfg     Config
 }
+
+// owners are the rigs in use, by the owners that have sandboxes there.
+var owners sync.Map
 
 // newRig starts hosts that share an engine.
 func newRig(t testing.TB, compose string, hosts int) *rig {
@@ -139,8 +161,13 @@ func (r *rig) host(t testing.TB, name string, o sshtest.Options) *sshtest.Server
 
 func (r *rig) open(t testing.TB, owner string) *extension {
 	t.Helper()
+	if other, taken := owners.LoadOrStore(owner, r); taken && other != r {
+		// All hosts are this machine, on which the processes of a sandbox are found by its name alone.
+		t.Fatalf("another test that runs now has the owner %s", owner)
+	}
+	t.Cleanup(func() { owners.Delete(owner) })
 	dir := filepath.Join(r.dir, owner)
-	ext, err := open(t.Context(), sandboxer.Env{Extension: "ext.test", Owner: owner, Dir: dir, Hosts: r.hosts}, r.cfg)
+	ext, err := open(t.Context(), sandboxer.Env{Extension: "ext.test", Owner: owner, Dir: dir, Hosts: r.hosts, Notes: notes.New(dir, "ext.test", []byte(owner))}, r.cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -184,11 +211,20 @@ func (r *rig) remains(t testing.TB, owner string) (out []string) {
 	for _, s := range r.servers {
 		for _, pattern := range []string{"sbx-" + owner + "-*", ".net/*"} {
 			found, _ := filepath.Glob(filepath.Join(s.Dir, ".sandboxer/compose", pattern))
-			out = append(out, found...)
+			out = append(out, slices.DeleteFunc(found, func(name string) bool {
+				to, _ := os.Readlink(name)
+				return to == "../.taken" // a network of another test, on the same engine, has this subnet
+			})...)
 		}
 	}
-	here, _ := filepath.Glob(filepath.Join(r.dir, owner, "*", "*"))
-	return append(out, here...)
+	return append(out, r.noted(owner)...)
+}
+
+// noted are the notes and locks of an owner.
+func (r *rig) noted(owner string) []string {
+	notes, _ := filepath.Glob(filepath.Join(r.dir, owner, "notes", "*.note"))
+	locks, _ := filepath.Glob(filepath.Join(r.dir, owner, "notes", "lock", "*.lock"))
+	return append(notes, locks...)
 }
 
 // repo makes a directory with a compose file and more.
@@ -251,6 +287,7 @@ func TestConformance(t *testing.T) {
 			sandboxer.CanDiscover, sandboxer.CanList, sandboxer.CanPause, sandboxer.CanCapacity, sandboxer.CanStats, sandboxer.CanCheckpoint,
 			sandboxer.CanAgent, sandboxer.CanProcesses, sandboxer.CanWatch},
 		Enforces: []extensiontest.Feature{extensiontest.CPU, extensiontest.Memory, extensiontest.PIDs, extensiontest.Owned},
+		Parallel: 3,
 		Settle:   2 * time.Second,
 		Kill: func(t *testing.T, h sandboxer.Handle) {
 			env := r.engines[0]
@@ -269,6 +306,7 @@ func TestConformance(t *testing.T) {
 // TestPlace runs the suite's group on two hosts with an engine each. The extension's directory
 // is another one, and empty, wherever the suite asks for that.
 func TestPlace(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, current(t), 0)
 	r.addHost(t, "left", docker(t))
 	r.addHost(t, "right", another(t))
@@ -301,6 +339,7 @@ func TestPlace(t *testing.T) {
 
 // TestDirectoryDeleted: what the extension keeps for itself is not needed to end a sandbox.
 func TestDirectoryDeleted(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, current(t), 0)
 	r.addHost(t, "left", docker(t))
 	r.addHost(t, "right", another(t))

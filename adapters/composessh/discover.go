@@ -3,41 +3,27 @@ package composessh
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"iter"
-	"sync"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/hosts"
 )
 
-// Discover implements sandboxer.Discoverer. It tells no fuse: that is not moved with the
-// expiry. Where there are no hosts nothing is: only one that cannot be asked leaves it in doubt.
+// Discover implements sandboxer.Discoverer. It reports no fuse: the fuse does not move with the
+// expiry. Without hosts there is nothing: only a host that cannot be asked leaves that in doubt.
 func (e *extension) Discover(ctx context.Context, id string) (sandboxer.Found, error) {
-	if hosts, err := e.configured(); err == nil && len(hosts) == 0 {
-		return sandboxer.Found{}, gone(sandboxer.Handle{SandboxID: id})
+	if names, err := e.configured(); err == nil && len(names) == 0 {
+		return sandboxer.Found{}, hosts.Missing(id)
 	}
-	found, err := e.search(ctx, sandboxer.Handle{SandboxID: id})
-	if len(found) == 0 && err != nil {
-		return sandboxer.Found{}, err
-	}
-	if len(found) == 0 {
-		return sandboxer.Found{}, gone(sandboxer.Handle{SandboxID: id})
-	}
-	f := sandboxer.Found{Handle: e.handle(found[0].name, found[0].host)}
-	ho, err := e.host(found[0].host)
-	if err == nil {
-		err = e.look(ctx, ho)
-	}
+	p, err := e.locate(ctx, sandboxer.Handle{SandboxID: id})
 	if err != nil {
 		return sandboxer.Found{}, err
 	}
-	m, err := e.meta(ctx, ho, found[0].name)
-	if err != nil {
+	if _, err := e.use(ctx, p.host); err != nil {
 		return sandboxer.Found{}, err
 	}
-	if m != nil {
-		f.Stamp = m.Stamp
-	}
-	return f, nil
+	return sandboxer.Found{Handle: e.handle(p.name, p.host)}, nil
 }
 
 func (e *extension) handle(name, host string) sandboxer.Handle {
@@ -46,44 +32,17 @@ func (e *extension) handle(name, host string) sandboxer.Handle {
 }
 
 // ListRunning implements sandboxer.Lister. A host that cannot be asked, or whose record cannot be
-// read, is an error of the listing, after what the others have. Where there are no hosts nothing is.
+// read, is an error of the listing, after what the others have. Without hosts there is nothing.
 func (e *extension) ListRunning(ctx context.Context, owner string) iter.Seq2[sandboxer.Handle, error] {
-	return func(yield func(sandboxer.Handle, error) bool) {
+	return hosts.List(func() (all []sandboxer.Handle, err error) {
 		if owner != e.env.Owner { // nothing of others is known here
-			return
+			return nil, nil
 		}
-		var mu sync.Mutex
-		var all []sandboxer.Handle
-		var failed []error
-		hosts, unread := e.configured()
-		e.each(ctx, hosts, func(name string, h *host, err error) {
-			var names []string
-			if err == nil {
-				names, err = e.namesOn(ctx, h)
-			}
-			mu.Lock()
-			defer mu.Unlock()
-			if err != nil {
-				failed = append(failed, err)
-			}
-			for _, n := range names {
-				if _, _, ok := e.split(n); ok {
-					all = append(all, e.handle(n, name))
-				}
-			}
-		})
-		if unread != nil {
-			failed = append(failed, unread)
+		names, unread := e.configured()
+		places, silent := e.placesOn(ctx, names)
+		for _, p := range places {
+			all = append(all, e.handle(p.name, p.host))
 		}
-		for _, h := range all {
-			if !yield(h, nil) {
-				return
-			}
-		}
-		for _, err := range failed {
-			if !yield(sandboxer.Handle{}, err) {
-				return
-			}
-		}
-	}
+		return all, errors.Join(silent.Err(), unread)
+	})
 }

@@ -18,15 +18,15 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/program"
 )
 
-// Sandboxes whose network a policy filters have three more kinds of containers, all from an
-// image with one program that is brought to the host: see package egress. That image is kept
+// Sandboxes with a filtered network have three more kinds of containers, all from an
+// image with one program that is copied to the host: see package egress. That image is kept
 // there as layers of builds are (images.go).
 const (
 	labelLink    = "dev.sandboxer.link" // the service
 	labelGateway = "dev.sandboxer.gateway"
 )
 
-// filters reports whether a gateway stands between services and the network.
+// filters reports whether a gateway is between services and the network.
 func (c *Config) filters(p sandboxer.NetworkPolicy) bool {
 	return p.Mode == sandboxer.NetworkAllow || p.Mode == sandboxer.NetworkPublic && !c.UnfilteredEgress
 }
@@ -49,11 +49,11 @@ func (e *extension) filterable(h *host, p *plan) error {
 	}
 	switch {
 	case h.known.engine != "docker" || h.known.podmanCompose():
-		return cannot("that takes Docker, and it has " + h.known.engine)
+		return cannot("filtering needs Docker, and the host has " + h.known.engine)
 	case !h.known.tun:
 		return cannot("it has no /dev/net/tun (modprobe tun)")
 	case h.known.arch == "":
-		return cannot("it is of a platform that there is no program for")
+		return cannot("the server has no program for its platform")
 	}
 	if _, err := e.program(h.known.arch); err != nil {
 		return err
@@ -61,7 +61,7 @@ func (e *extension) filterable(h *host, p *plan) error {
 	return nil
 }
 
-// unfilteredHint says what to do where nothing filters.
+// unfilteredHint says what to do where the network cannot be filtered.
 func (e *extension) unfilteredHint(mode sandboxer.NetworkMode) string {
 	if mode == sandboxer.NetworkPublic {
 		return "use a profile without a network, a host with Docker and /dev/net/tun, or have the operator set unfiltered_egress: true in the config of " + e.env.Extension
@@ -74,20 +74,20 @@ func (e *extension) program(arch string) (program.Program, error) {
 	p, err := e.programs.Find("sandboxer-egress", arch, e.cfg.EgressProgram)
 	var because *sandboxer.Error
 	if errors.As(err, &because) {
-		return p, sandboxer.E(sandboxer.Unavailable, err, "there is no program that filters the network of hosts that are linux/%s: %s", arch, because.Msg).
-			WithHint("make build makes it, beside sandboxer, where it is found unless egress_program in the config of %s names another place", e.env.Extension)
+		return p, sandboxer.E(sandboxer.Unavailable, err, "the program that filters the network of linux/%s hosts is missing: %s", arch, because.Msg).
+			WithHint("make build builds it next to sandboxer; set egress_program in the config of %s if it is in another place", e.env.Extension)
 	}
 	return p, err
 }
 
-// carriedImages prints, for engine.ParseImages, the images with the label $2, and says that what
-// they hold is used: as what is kept of a build, in the directory $3, it is called $4.
+// carriedImages prints, for engine.ParseImages, the images with the label $2, and marks them as
+// used: as a build in the directory $3, under the name $4.
 const carriedImages = `
 cd -- "$3" && mkdir -p .cache && printf '%s\n' "$4" >".cache/${2%.0}" || exit
 engine=$1 most=100
 set -- --filter dangling=true --filter "label=` + labelCache + `=$2"` + engine.ImagesScript
 
-// carry brings the program to h, unless it is there, and returns its image.
+// carry copies the program to h, unless it is there, and returns its image.
 func (e *extension) carry(ctx context.Context, h *host) (string, error) {
 	prog, err := e.program(h.known.arch)
 	if err != nil {
@@ -111,7 +111,7 @@ func (e *extension) carry(ctx context.Context, h *host) (string, error) {
 		}
 		images, err := engine.ParseImages(out)
 		if err != nil {
-			return "", sandboxer.E(sandboxer.Unavailable, err, "host %s: what the engine says of its images cannot be read", h.Name())
+			return "", sandboxer.E(sandboxer.Unavailable, err, "host %s: the engine's list of images cannot be read", h.Name())
 		}
 		for _, i := range images {
 			if i.HasLabels(map[string]string{engine.LabelOwner: e.env.Owner, labelCache: label}) {
@@ -123,12 +123,12 @@ func (e *extension) carry(ctx context.Context, h *host) (string, error) {
 	if id, err := look(); id != "" || err != nil {
 		return id, err
 	}
-	sandboxer.ReportProgress(ctx, sandboxer.Progress{Step: "bringing sandboxer-egress to " + h.Name()})
+	sandboxer.ReportProgress(ctx, sandboxer.Progress{Step: "copying sandboxer-egress to " + h.Name()})
 	var packed bytes.Buffer
 	zw := gzip.NewWriter(&packed)
 	tw := tar.NewWriter(zw)
 	for _, dir := range []string{"etc/", "run/", egress.Dir[1:] + "/"} {
-		// A volume that is mounted there takes its owner from it.
+		// A volume that is mounted there takes its owner from this directory.
 		err = errors.Join(err, tw.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: dir, Mode: 0o755, Uid: egress.User, Gid: egress.User}))
 	}
 	err = errors.Join(err, tw.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: egress.Binary[1:], Mode: 0o755, Size: int64(len(data))}))
@@ -147,7 +147,7 @@ func (e *extension) carry(ctx context.Context, h *host) (string, error) {
 	}
 	id, err := look()
 	if err == nil && id == "" {
-		err = sandboxer.E(sandboxer.Failed, nil, "host %s: the engine does not have the image that it was given", h.Name())
+		err = sandboxer.E(sandboxer.Failed, nil, "host %s: the engine does not have the image that was loaded", h.Name())
 	}
 	return id, err
 }
@@ -159,7 +159,7 @@ func (p *plan) behind(r *composefile.Rendering, image string) {
 	}
 }
 
-// gatewayConfig is what the gateway is told.
+// gatewayConfig is the configuration of the gateway.
 func (e *extension) gatewayConfig(p *plan, r composefile.Rendering) ([]byte, error) {
 	cfg := p.project.EgressConfig(r, p.linkedBuilds)
 	cfg.Network = p.spec.Network
@@ -169,22 +169,22 @@ func (e *extension) gatewayConfig(p *plan, r composefile.Rendering) ([]byte, err
 	if err = errors.Join(err, derr); err != nil {
 		return nil, err
 	}
-	// The gateway is on the host, and so could reach what other sandboxes have there.
+	// The gateway is on the host, and so could reach the networks of other sandboxes there.
 	if others, err := netip.ParsePrefix(e.cfg.Subnets); err == nil {
 		cfg.Never = append(cfg.Never, others)
 	}
 	return cfg.Marshal()
 }
 
-// linking waits until the gateway $1-gateway of the sandbox $1 serves the links $3…, or tells
+// linking waits until the gateway $1-gateway of the sandbox $1 serves the links $3…, or prints
 // why it cannot. $2: the engine.
-const linking = `
+var linking = `
 n=$1 e=$2; shift 2
 "$e" exec "$n-gateway" ` + egress.Binary + ` wait "$@" & p=$!
 while kill -0 $p 2>/dev/null; do
 	for l in dev.sandboxer.link dev.sandboxer.gateway; do
 		for s in exited restarting dead; do
-			i=$("$e" ps -aq --filter "label=dev.sandboxer.name=$n" --filter "label=$l" --filter status=$s | head -n 1)
+			i=$("$e" ps -aq --filter "label=dev.sandboxer.name=$n" --filter "` + engine.OwnNames("$n") + `" --filter "label=$l" --filter status=$s | head -n 1)
 			[ -z "$i" ] || { kill $p; "$e" logs --tail 3 "$i" >&2; exit 1; }
 		done
 	done
@@ -192,8 +192,8 @@ while kill -0 $p 2>/dev/null; do
 done
 wait $p`
 
-// link starts the gateway and links, and waits until they are in place: what starts after
-// that, and not before, has the way out that the policy gives it, and no other.
+// link starts the gateway and links, and waits until they are in place: services that start after
+// that have only the way out that the policy gives them.
 func (e *extension) link(ctx context.Context, h *host, p *plan, links []string) error {
 	args := append(e.compose(h, p), "up", "-d", "--no-deps", egress.Name)
 	for _, l := range links {
@@ -220,7 +220,7 @@ func (e *extension) link(ctx context.Context, h *host, p *plan, links []string) 
 	return err
 }
 
-// linkBuilds starts the link that images are built behind, and returns what ends it.
+// linkBuilds starts the link behind which images are built, and returns a function that ends it.
 func (e *extension) linkBuilds(ctx context.Context, h *host, p *plan) (end func(), err error) {
 	if !p.linkedBuilds {
 		return func() {}, nil
@@ -229,14 +229,14 @@ func (e *extension) linkBuilds(ctx context.Context, h *host, p *plan) (end func(
 		return nil, err
 	}
 	return func() {
-		// It goes with the sandbox otherwise.
+		// Otherwise it is removed with the sandbox.
 		_, _ = h.engine.Script(ctx, nil, nil, `"$1" rm -f "$2" >/dev/null 2>&1; exit 0`, h.known.engine, buildLink(p.name))
 	}, nil
 }
 
 func buildLink(name string) string { return name + "-build" }
 
-// compose is the compose program with what says which project it is about.
+// compose is the compose program with the options that select the project.
 func (e *extension) compose(h *host, p *plan) []string {
 	dir := path.Join(h.known.root, p.name)
 	args := append(slices.Clone(h.known.compose), "-p", p.name, "-f", path.Join(dir, "compose.yaml"))

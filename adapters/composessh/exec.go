@@ -8,6 +8,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/engine"
+	"github.com/sand-boxer/sandboxer/internal/hosts"
 )
 
 // Services implements sandboxer.Serviced.
@@ -35,14 +36,14 @@ func (e *extension) Exec(ctx context.Context, h sandboxer.Handle, cmd sandboxer.
 	exit, err := e.exec(ctx, h, cmd)
 	if errors.Is(err, engine.ErrNotFound) { // what was known of it is not so any more
 		if exit, err = e.exec(ctx, h, cmd); errors.Is(err, engine.ErrNotFound) {
-			err = gone(h)
+			err = hosts.Missing(h.SandboxID)
 		}
 	}
 	return exit, err
 }
 
-// exec runs a command in the container that its service is known to have. NotFound, with
-// engine.ErrNotFound as the cause: that one is gone, and is not known any more.
+// exec runs a command in the cached container of its service. NotFound, with
+// engine.ErrNotFound as the cause: that container is gone, and is not cached any more.
 func (e *extension) exec(ctx context.Context, h sandboxer.Handle, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
 	ho, m, err := e.find(ctx, h)
 	if err != nil {
@@ -64,8 +65,8 @@ func (e *extension) exec(ctx context.Context, h sandboxer.Handle, cmd sandboxer.
 	return exit, e.notRunning(m, err)
 }
 
-// notRunning says in words of the sandbox why its container takes no command. NotFound, with
-// engine.ErrNotFound as the cause: it is gone, and not known any more. Other errors stay.
+// notRunning says in terms of the sandbox why its container takes no command. NotFound, with
+// engine.ErrNotFound as the cause: it is gone, and not cached any more. Other errors stay.
 func (e *extension) notRunning(m *meta, err error) error {
 	var ended *engine.EndedError
 	switch {
@@ -74,7 +75,7 @@ func (e *extension) notRunning(m *meta, err error) error {
 	case errors.Is(err, engine.ErrPaused):
 		return sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is paused", m.ID).WithHint("resume it first: sandboxer resume %s", m.ID)
 	case errors.As(err, &ended):
-		return sandboxer.E(sandboxer.NotFound, nil, "the service that commands run in has ended in sandbox %s (%s)", m.ID, ended.Status)
+		return sandboxer.E(sandboxer.NotFound, nil, "the service for commands has ended in sandbox %s (%s)", m.ID, ended.Status)
 	}
 	return err
 }
@@ -89,5 +90,5 @@ func (h *host) container(ctx context.Context, m *meta, service string) (string, 
 }
 
 func noContainer(m *meta, service string) error {
-	return sandboxer.E(sandboxer.NotFound, nil, "sandbox %s has no container of the service %s any more", m.ID, service)
+	return sandboxer.E(sandboxer.NotFound, nil, "sandbox %s no longer has a container of the service %s", m.ID, service)
 }

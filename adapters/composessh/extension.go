@@ -3,10 +3,8 @@ package composessh
 import (
 	"cmp"
 	"context"
-	"errors"
 	"io"
 	"maps"
-	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -18,14 +16,15 @@ import (
 	"github.com/sand-boxer/sandboxer/adapters/composessh/composefile"
 	"github.com/sand-boxer/sandboxer/agent"
 	"github.com/sand-boxer/sandboxer/internal/engine"
-	"github.com/sand-boxer/sandboxer/internal/filelock"
+	"github.com/sand-boxer/sandboxer/internal/hosts"
+	"github.com/sand-boxer/sandboxer/internal/notes"
 	"github.com/sand-boxer/sandboxer/internal/program"
 	"github.com/sand-boxer/sandboxer/internal/sshrun"
 	"github.com/sand-boxer/sandboxer/internal/strictjson"
 )
 
 type extension struct {
-	// What the agent in a sandbox can do: agent.Capabilities.
+	// The capabilities of the agent in a sandbox: agent.Capabilities.
 	sandboxer.AgentDialer
 	sandboxer.ProcessManager
 	sandboxer.Watcher
@@ -51,7 +50,7 @@ type extension struct {
 	metas   map[string]*meta          // by name of the sandbox; only of what is up
 	ooms    map[string]int            // processes killed for memory, by container, as last seen
 	slow    map[string]time.Time      // when hosts did not answer in time, by host
-	agents  map[string]*agentClient   // by name of the sandbox
+	agents  agent.Clients             // by name of the sandbox
 }
 
 var _ interface {
@@ -79,21 +78,17 @@ var _ interface {
 	io.Closer
 } = (*extension)(nil)
 
-func open(_ context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extension, error) {
-	if err := os.MkdirAll(filepath.Join(env.Dir, lockDir), 0o700); err != nil {
-		return nil, sandboxer.E(sandboxer.Unavailable, err, "the state directory of %s cannot be made", env.Extension)
+func open(ctx context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extension, error) {
+	if err := notes.Move(ctx, env.Notes, filepath.Join(env.Dir, formerDir), ""); err != nil {
+		return nil, err
 	}
-	transport := cfg.Transport
-	if transport == "auto" {
-		transport = ""
-	}
-	pool, err := sshrun.New(sshrun.Options{Transport: transport, Config: cfg.SSHConfig, Log: env.Log})
+	pool, err := sshrun.New(sshrun.Options{Config: cfg.SSHConfig, Log: env.Log})
 	if err != nil {
 		return nil, err
 	}
 	e := &extension{
 		env: env, cfg: cfg, pool: pool, registry: sshrun.NewRegistry(env.Hosts), settle: settled, beat: frozenBeat, every: engine.WatchEvery,
-		at: map[string]sshrun.Target{}, known: map[string]*known{}, engines: map[string]*engine.Engine{}, watches: map[string]*engine.Watch{}, metas: map[string]*meta{}, ooms: map[string]int{}, slow: map[string]time.Time{}, agents: map[string]*agentClient{},
+		at: map[string]sshrun.Target{}, known: map[string]*known{}, engines: map[string]*engine.Engine{}, watches: map[string]*engine.Watch{}, metas: map[string]*meta{}, ooms: map[string]int{}, slow: map[string]time.Time{},
 	}
 	inside := agent.Capabilities{Open: e.openAgent}
 	e.AgentDialer, e.ProcessManager, e.Watcher = inside, inside, inside
@@ -105,10 +100,8 @@ func open(_ context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extension
 func (e *extension) Close() error {
 	e.mu.Lock() // nothing begins any more
 	e.cancel()
-	for name := range e.agents {
-		e.dropAgent(name)
-	}
 	e.mu.Unlock()
+	_ = e.agents.Close()
 	err := e.pool.Close()
 	e.mu.Lock()
 	watches := slices.Collect(maps.Values(e.watches))
@@ -119,7 +112,7 @@ func (e *extension) Close() error {
 	return err
 }
 
-// meta is what later processes must know of a sandbox. It lies in its directory.
+// meta is what later processes must know of a sandbox. It is in the sandbox's directory.
 type meta struct {
 	V          int                   `json:"v"`
 	Name       string                `json:"name"`
@@ -135,7 +128,6 @@ type meta struct {
 	Places     map[string]bool       `json:"places,omitempty"`  // of the workspace that must stay what they are: composefile.Project.Places
 	Quiesce    bool                  `json:"quiesce,omitempty"`
 	Agent      string                `json:"agent,omitempty"` // digest of the agent in the default service; empty for none
-	Stamp      []byte                `json:"stamp,omitempty"`
 }
 
 func (m *meta) service(name string) *composefile.Service {
@@ -150,7 +142,7 @@ func (e *extension) name(id string, generation int) string {
 	return sandboxer.ExternalName(e.env.Owner, id, generation)
 }
 
-// split takes a name of this owner apart.
+// split parses a name of this owner.
 func (e *extension) split(name string) (id string, generation int, ok bool) {
 	rest, ours := strings.CutPrefix(name, "sbx-"+e.env.Owner+"-")
 	i := strings.LastIndex(rest, "-g")
@@ -162,73 +154,48 @@ func (e *extension) split(name string) (id string, generation int, ok bool) {
 	return id, n, err == nil && e.name(id, n) == name && sandboxer.CheckID(id) == nil
 }
 
-// lock keeps other processes of this extension from changing the sandbox meanwhile.
-func (e *extension) lock(ctx context.Context, name string) (unlock func(), err error) {
-	file := filepath.Join(e.env.Dir, lockDir, name+".lock")
-	for {
-		l, err := filelock.Take(ctx, file, filelock.Exclusive)
-		if errors.Is(err, os.ErrNotExist) { // somebody cleared the directory
-			if err = os.MkdirAll(filepath.Dir(file), 0o700); err == nil {
-				continue
-			}
-		}
-		switch {
-		case err == nil:
-			return l.Remove, nil
-		case ctx.Err() != nil:
-			return nil, ctx.Err()
-		}
-		return nil, sandboxer.E(sandboxer.Unavailable, err, "the lock of sandbox %s cannot be taken", name)
-	}
-}
+// formerDir is where earlier versions recorded where sandboxes are, in the extension's directory: a file for
+// each that has a host's name. They become notes, which are read, and removed with their sandboxes. No new
+// ones are written.
+const formerDir = "placed"
 
-// lockDir and formerDir are in the extension's directory.
-const (
-	lockDir = "lock"
-	// formerDir has what earlier versions noted there of where sandboxes are, in a file for
-	// each that has a host's name. They are read, removed with their sandboxes, and not written.
-	formerDir = "placed"
-)
-
-func (e *extension) formerFile(name string) string { return filepath.Join(e.env.Dir, formerDir, name) }
-
-// untouched stands for a host in a note that says that nothing was done for a sandbox on any
-// host. That there is no note proves nothing.
+// untouched, in a note, means that nothing was done for a sandbox on any
+// host. A missing note proves nothing.
 const untouched = "-"
 
 // former returns the host that an earlier version noted for a sandbox, untouched if that is
 // what it noted, "" if there is no note.
-func (e *extension) former(name string) (string, error) {
-	data, err := os.ReadFile(e.formerFile(name))
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return "", sandboxer.E(sandboxer.Unavailable, err, "where sandbox %s was placed cannot be read", name)
+func (e *extension) former(ctx context.Context, name string) (string, error) {
+	n, err := e.env.Notes.Get(ctx, name)
+	if sandboxer.KindOf(err) == sandboxer.NotFound {
+		err = nil
 	}
-	return strings.TrimSpace(string(data)), nil
+	return strings.TrimSpace(string(n.Value)), err
 }
 
-// forgetFormer removes that note, and what is known of the sandbox.
-func (e *extension) forgetFormer(name string) error {
-	if err := os.Remove(e.formerFile(name)); err != nil && !errors.Is(err, os.ErrNotExist) {
+// forgetFormer removes that note, and what is cached of the sandbox.
+func (e *extension) forgetFormer(ctx context.Context, name string) error {
+	if err := e.env.Notes.Delete(ctx, name); err != nil {
 		return err
 	}
 	e.forgetSandbox(name)
 	return nil
 }
 
-// forgetSandbox drops what is known of a sandbox.
+// forgetSandbox drops what is cached of a sandbox.
 func (e *extension) forgetSandbox(name string) {
+	e.agents.Drop(name)
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	delete(e.metas, name)
-	e.dropAgent(name)
 	for _, en := range e.engines {
 		en.Forget(name)
 	}
 }
 
-// where returns the host of a sandbox by what is known without asking, which may be
-// untouched; "" if nothing is.
-func (e *extension) where(h sandboxer.Handle) (name, host string) {
+// where returns the host of a sandbox as far as it is known without asking, which may be
+// untouched; "" if it is not known.
+func (e *extension) where(ctx context.Context, h sandboxer.Handle) (name, host string) {
 	if h.Generation > 0 {
 		name = e.name(h.SandboxID, h.Generation)
 	} else if id, _, ok := e.split(h.Ref); ok && id == h.SandboxID {
@@ -237,7 +204,7 @@ func (e *extension) where(h sandboxer.Handle) (name, host string) {
 	if name == "" {
 		return "", ""
 	}
-	noted, err := e.former(name)
+	noted, err := e.former(ctx, name)
 	switch {
 	case err == nil && noted == untouched, h.Host == "" && err == nil: // without a note, the hosts are asked
 		return name, noted
@@ -245,43 +212,39 @@ func (e *extension) where(h sandboxer.Handle) (name, host string) {
 	return name, h.Host
 }
 
-func gone(h sandboxer.Handle) error {
-	return sandboxer.E(sandboxer.NotFound, nil, "sandbox %s does not exist on any host", h.SandboxID)
+// locate returns where a sandbox is, as far as it is known without asking, or else by asking hosts. NotFound: it is
+// certain that it is on none.
+func (e *extension) locate(ctx context.Context, h sandboxer.Handle) (place, error) {
+	name, at := e.where(ctx, h)
+	switch at {
+	case untouched:
+		return place{}, hosts.Missing(h.SandboxID)
+	case "":
+		found, err := e.search(ctx, h)
+		return hosts.Newest(h.SandboxID, found, func(p place) int { return p.generation }, err)
+	}
+	return place{name, at, h.Generation}, nil
 }
 
-// find returns where a sandbox is and what is known of it. NotFound: it is proven not
-// to be anywhere, or was not made to the end.
+// find returns where a sandbox is and its meta. NotFound: it is certain that it is on
+// no host, or it was not made completely.
 func (e *extension) find(ctx context.Context, h sandboxer.Handle) (*host, *meta, error) {
-	name, at := e.where(h)
-	if at == "" {
-		found, err := e.search(ctx, h)
-		switch {
-		case len(found) > 0:
-		case err != nil:
-			return nil, nil, err
-		default:
-			return nil, nil, gone(h)
-		}
-		name, at = found[0].name, found[0].host
-	}
-	if at == untouched {
-		return nil, nil, gone(h)
-	}
-	ho, err := e.host(at)
-	if err == nil {
-		err = e.look(ctx, ho)
-	}
+	p, err := e.locate(ctx, h)
 	if err != nil {
 		return nil, nil, err
 	}
-	m, err := e.meta(ctx, ho, name)
+	ho, err := e.use(ctx, p.host)
+	if err != nil {
+		return nil, nil, err
+	}
+	m, err := e.meta(ctx, ho, p.name)
 	if err == nil && (m == nil || m.Name == "") {
-		err = gone(h)
+		err = hosts.Missing(h.SandboxID)
 	}
 	return ho, m, err
 }
 
-// findRunning is find with a look at the containers, of which there must be some.
+// findRunning is find with a look at the containers; there must be at least one.
 func (e *extension) findRunning(ctx context.Context, h sandboxer.Handle) (*host, *meta, *status, error) {
 	ho, m, err := e.find(ctx, h)
 	if err != nil {
@@ -289,12 +252,12 @@ func (e *extension) findRunning(ctx context.Context, h sandboxer.Handle) (*host,
 	}
 	s, err := e.status(ctx, ho, m.Name)
 	if err == nil && len(s.containers) == 0 {
-		err = gone(h)
+		err = hosts.Missing(h.SandboxID)
 	}
 	return ho, m, s, err
 }
 
-// meta reads what lies in the directory of a sandbox; nil if there is none.
+// meta reads the meta of a sandbox from its directory; nil if there is none.
 func (e *extension) meta(ctx context.Context, h *host, name string) (*meta, error) {
 	e.mu.Lock()
 	m := e.metas[name]
@@ -330,73 +293,60 @@ type place struct {
 	generation int
 }
 
-// search looks for what there is of a sandbox, the newest generation first; generation 0
-// means any. It looks on the host of h, or else on every host. Hosts that cannot be asked, or
-// whose records cannot be read, are an error, beside what the others have: what was not found may be there.
+// search looks for all remains of a sandbox; generation 0 means any. It looks on the host of h, or else on every
+// host. Hosts that cannot be asked, or whose records cannot be read, are an error, in addition to what the others have:
+// something not found may be there.
 func (e *extension) search(ctx context.Context, h sandboxer.Handle) ([]place, error) {
-	hosts := []string{h.Host}
+	names := []string{h.Host}
 	var unread error
 	if h.Host == "" {
-		if hosts, unread = e.configured(); len(hosts) == 0 {
+		if names, unread = e.configured(); len(names) == 0 {
 			_, err := e.names() // which says why
 			return nil, cmp.Or(unread, err)
 		}
 	}
-	var mu sync.Mutex
-	var found []place
-	failed := map[string]error{}
-	e.each(ctx, hosts, func(name string, ho *host, err error) {
-		var names []string
-		if err == nil {
-			names, err = e.namesOn(ctx, ho)
-		}
-		mu.Lock()
-		defer mu.Unlock()
-		if err != nil {
-			failed[name] = err
-			return
-		}
-		for _, n := range names {
-			if i, g, ok := e.split(n); ok && i == h.SandboxID && (h.Generation == 0 || g == h.Generation) {
-				found = append(found, place{n, name, g})
-			}
-		}
+	found, silent := e.placesOn(ctx, names)
+	found = slices.DeleteFunc(found, func(p place) bool {
+		id, g, _ := e.split(p.name)
+		return id != h.SandboxID || h.Generation != 0 && g != h.Generation
 	})
-	slices.SortFunc(found, func(a, b place) int { return b.generation - a.generation })
-	if len(failed) == 0 && unread == nil {
+	switch {
+	case len(silent) == 0 && unread == nil:
 		return found, nil
+	case ctx.Err() != nil:
+		return found, ctx.Err()
+	case len(silent) > 0:
+		return found, silent.Unknown(h.SandboxID, unread)
 	}
-	if err := ctx.Err(); err != nil {
-		return found, err
-	}
-	if len(failed) == 0 {
-		err := sandboxer.E(sandboxer.Unavailable, unread, "sandbox %s may be on a host of %s of which the record cannot be read: %s", h.SandboxID, e.env.Extension, sandboxer.Message(unread))
-		err.WithPublic("sandbox %s may be on a host that cannot be asked now", h.SandboxID)
-		return found, err.WithHint("%s", sandboxer.HintOf(unread))
-	}
-	names := slices.Sorted(maps.Keys(failed))
-	errs := make([]error, len(names))
-	for i, n := range names {
-		errs[i] = failed[n]
-	}
-	err := sandboxer.E(sandboxer.Unavailable, errors.Join(append(errs, unread)...), "sandbox %s may be on %s, which cannot be asked: %s", h.SandboxID, strings.Join(names, ", "), sandboxer.Message(errs[0]))
-	err.WithPublic("sandbox %s may be on %s, which cannot be asked now", h.SandboxID, strings.Join(names, ", "))
-	return found, err.WithHint("%s", cmp.Or(sandboxer.HintOf(errs[0]), "bring it back; if it is gone for good: sandboxer host rm --force "+names[0]))
+	return found, sandboxer.E(sandboxer.Unavailable, unread, "sandbox %s may be on a host of %s whose record cannot be read: %s", h.SandboxID, e.env.Extension, sandboxer.Message(unread)).
+		WithPublic("sandbox %s may be on a host that cannot be reached now", h.SandboxID).
+		WithHint("%s", sandboxer.HintOf(unread))
 }
 
-// inventory prints the names of every sandbox of $2 of which something is here: a
-// directory below $1, or what the engine $3 has.
+// inventory prints the names of every sandbox of $2 that has something here: a
+// directory below $1, or objects of the engine $3.
 const inventory = `
 cd -- "$1" || exit
 owner=$2 engine=$3
 for d in "sbx-$owner-"*; do [ ! -d "$d" ] || echo "$d"; done
 ` + engine.InventoryScript + `exit 0`
 
-// namesOn lists the sandboxes of this owner on one host.
-func (e *extension) namesOn(ctx context.Context, h *host) ([]string, error) {
-	out, err := h.engine.Script(ctx, nil, nil, inventory, h.known.root, e.env.Owner, h.known.engine)
-	if err != nil {
-		return nil, err
-	}
-	return engine.ParseInventory(out), nil
+// placesOn lists the sandboxes of this owner on these hosts.
+func (e *extension) placesOn(ctx context.Context, names []string) ([]place, hosts.Silent) {
+	return hosts.Ask(hosts.Named(names), func(name string) (all []place, err error) {
+		h, err := e.use(ctx, name)
+		if err != nil {
+			return nil, err
+		}
+		out, err := h.engine.Script(ctx, nil, nil, inventory, h.known.root, e.env.Owner, h.known.engine)
+		if err != nil {
+			return nil, err
+		}
+		for _, n := range engine.ParseInventory(out) {
+			if _, g, ok := e.split(n); ok {
+				all = append(all, place{n, name, g})
+			}
+		}
+		return all, nil
+	})
 }

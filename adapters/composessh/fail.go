@@ -1,6 +1,6 @@
 package composessh
 
-// A point is a step in the life of a sandbox that a host takes part in. Its connection
+// A point is a step in the life of a sandbox that involves a host. The connection to the host
 // may be cut before it, during it and after it.
 type point string
 
@@ -23,8 +23,8 @@ const (
 
 var points = []point{pDirectory, pCopy, pMounts, pBuild, pFill, pAgent, pCarry, pLink, pUp, pMark, pLook, pProcesses, pObjects, pRemove}
 
-// step takes one step. In tests e.fail is told before and after it, and may have its
-// answer lost.
+// step takes one step. In tests it calls e.fail before and after the step; e.fail may discard the
+// step's answer.
 func (e *extension) step(p point, f func() error) error {
 	if e.fail == nil {
 		return f()

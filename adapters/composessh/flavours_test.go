@@ -158,8 +158,8 @@ func TestFlavours(t *testing.T) {
 			}
 			_, err := e.Exec(t.Context(), h, sandboxer.Cmd{Args: []string{"true"}, Service: "nosuch"})
 			kind(t, err, sandboxer.Invalid, "nosuch", "web, seed, db")
-			// Another process, which knows nothing, of the same sandbox; and a second one of
-			// the same file, beside it.
+			// Another process, without any cache, with the same sandbox; and a second sandbox of
+			// the same file at the same time.
 			e2 := r.opened(t, name)
 			if got, err := e2.Discover(t.Context(), "life"); err != nil || got.Handle.Ref != h.Ref {
 				t.Errorf("Discover: %+v, %v", got, err)
@@ -250,10 +250,10 @@ func TestNotReady(t *testing.T) {
 	for name, c := range map[string]struct {
 		file, say string
 	}{
-		"ends":        {"services: {main: {image: " + image + `, command: [sh, -c, "echo the reason >&2; exit 3"]}}`, "exit status 3; it said last: the reason"},
+		"ends":        {"services: {main: {image: " + image + `, command: [sh, -c, "echo the reason >&2; exit 3"]}}`, "exit status 3; its last output: the reason"},
 		"unhealthy":   {"services: {main: {image: " + image + `, command: [sleep, "86400"], healthcheck: {test: [CMD, "false"], interval: 100ms, retries: 1}}}`, "health check"},
 		"no image":    {"services: {main: {image: sandboxer.invalid/none:1}}", "sandboxer.invalid"},
-		"no registry": {"services: {main: {image: sandboxer.invalid/none:1}}", "the engine of host host-1 that gets images"},
+		"no registry": {"services: {main: {image: sandboxer.invalid/none:1}}", "the engine of host host-1 pulls images"},
 		"no network":  {"services: {main: {image: " + image + `, command: [sh, -c, "echo \"npm error getaddrinfo EAI_AGAIN registry.invalid\" >&2; exit 1"]}}`, "services have no network unless the profile says network: public, or network: allow with the destinations"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -279,7 +279,7 @@ func TestNotReady(t *testing.T) {
 	t.Run("build is bounded", func(t *testing.T) {
 		e.cfg.BuildMemory = 192 << 20
 		err := built("memory", "RUN cat /sys/fs/cgroup/memory.max /sys/fs/cgroup/memory/memory.limit_in_bytes >/limit 2>/dev/null || :\n")
-		kind(t, err, sandboxer.Failed, "it said last: 201326592; NoNewPrivs:0")
+		kind(t, err, sandboxer.Failed, "its last output: 201326592; NoNewPrivs:0")
 		e.cfg.BuildTimeout = time.Second
 		kind(t, built("time", "RUN sleep 86400\n"), sandboxer.Failed, "took longer than 1s", "build_timeout")
 		e.cfg.BuildTimeout = defaults.BuildTimeout
@@ -296,10 +296,11 @@ func TestNotReady(t *testing.T) {
 }
 
 // TestRestarts: services that wait for others by failing are started again, a number of
-// times; jobs that nobody waits for end.
+// times; jobs that no service waits for end.
 func TestRestarts(t *testing.T) {
 	for name, compose := range map[string]string{"docker": current(t), "podman": "podman-compose"} {
 		t.Run(name, func(t *testing.T) {
+			onlyLong(t, compose)
 			t.Parallel()
 			r := newRig(t, compose, 1)
 			e := r.opened(t, "restarts-"+name)
@@ -333,10 +334,10 @@ func TestRestarts(t *testing.T) {
 `, nil)))
 			for name, c := range map[string]struct{ file, say string }{
 				"gives-up": {`services: {main: {image: ` + image + `, restart: "on-failure:2", command: [sh, -c, "echo the reason >&2; exit 3"]}}`,
-					"the service main ended with exit status 3, after it was started again 2 times; it said last: the reason"},
-				"commands": {`services: {main: {image: ` + image + `, command: ["true"]}}`, "name a service that does: --input service=NAME"},
+					"the service main ended with exit status 3, after 2 restarts; its last output: the reason"},
+				"commands": {`services: {main: {image: ` + image + `, command: ["true"]}}`, "choose another service: --input service=NAME"},
 				"awaited-in-vain": {`services: {main: {image: ` + image + `, command: [sleep, "86400"], depends_on: {dep: {condition: service_healthy}}}, dep: {image: ` + image + `, restart: "on-failure:2", healthcheck: {test: [CMD, "false"], interval: 1s}, command: [sh, -c, "sleep 0.2; echo the cause >&2; exit 4"]}}`,
-					"the service dep ended with exit status 4, after it was started again 2 times; it said last: the cause"},
+					"the service dep ended with exit status 4, after 2 restarts; its last output: the cause"},
 				"once-only": {`services: {main: {image: ` + image + `, command: [sh, -c, "exit 3"]}}`, "the service main ended with exit status 3"},
 				"always":    {`services: {main: {image: ` + image + `, command: [sleep, "86400"]}, other: {image: ` + image + `, restart: always, command: ["true"]}}`, "the service other ended with exit status 0"},
 			} {
@@ -352,7 +353,7 @@ func TestRestarts(t *testing.T) {
 	}
 }
 
-// TestPlaces: what a service mounts of the workspace stays what it is, whoever tries to put
+// TestPlaces: what a service mounts of the workspace keeps its type, whatever process tries to put
 // something else there: the engine would follow a link when it starts the service again.
 // Addresses that a file fixes are the services' in the sandbox's own network.
 func TestPlaces(t *testing.T) {

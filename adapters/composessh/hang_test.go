@@ -9,9 +9,9 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// An engine that hangs holds up nobody for long: who waits for it is told so, and which it
-// is; what runs in containers goes on, and counts as what does not respond; other hosts are
-// not held up; and once it answers again nothing of it all is left.
+// An engine that hangs blocks no caller for long: a waiting call gets an error that names the
+// engine; commands in containers go on, and count as unresponsive; other hosts are
+// not affected; and once it answers again nothing of it all is left.
 func TestEngineHangs(t *testing.T) {
 	r := newRig(t, current(t), 1)
 	r.addHost(t, "host-2", another(t))

@@ -12,9 +12,9 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"sync"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/capture"
 	"github.com/sand-boxer/sandboxer/internal/engine"
 	"github.com/sand-boxer/sandboxer/internal/sshrun"
 )
@@ -28,7 +28,7 @@ type host struct {
 	known    *known
 }
 
-// known is what was found out about a host; it is found out anew when it stopped to be
+// known is what was found out about a host; it is found out again when it has stopped being
 // true.
 type known struct {
 	root    string        // absolute, links resolved
@@ -44,7 +44,7 @@ type known struct {
 	swap    string        // no: there is none; bounded: the engine can; yes: nothing bounds it
 	slots   chan struct{} // of sandboxes that are being started
 	builds  chan struct{} // of images that are being built
-	// carrying is held by who brings the image of the gateway there.
+	// carrying is held by the call that brings the image of the gateway there.
 	carrying chan struct{}
 }
 
@@ -52,7 +52,7 @@ type known struct {
 // less than the others.
 func (k *known) podmanCompose() bool { return path.Base(k.compose[0]) == "podman-compose" }
 
-// detect tells of a host what known holds. $1: root. $2…: the compose program, if it is
+// detect prints the fields of known for a host. $1: root. $2…: the compose program, if it is
 // fixed.
 const detect = `
 root=$1; shift
@@ -110,7 +110,7 @@ echo "swap=$swap"
 case $(uname -s)-$(uname -m) in Linux-x86_64) echo arch=amd64;; Linux-aarch64|Linux-arm64) echo arch=arm64;; esac
 echo "server=$s"`
 
-// names lists the hosts to put sandboxes on, of which there must be some. A record that
+// names lists the hosts to put sandboxes on; there must be at least one. A record that
 // cannot be read stops only its own host.
 func (e *extension) names() ([]string, error) {
 	names, err := e.configured()
@@ -120,12 +120,12 @@ func (e *extension) names() ([]string, error) {
 	case err != nil:
 		return nil, err
 	}
-	return nil, sandboxer.E(sandboxer.Unavailable, nil, "%s has no host to put sandboxes on", e.env.Extension).
+	return nil, sandboxer.E(sandboxer.Unavailable, nil, "%s has no hosts for sandboxes", e.env.Extension).
 		WithHint("add one: sandboxer host add NAME USER@HOST")
 }
 
-// configured lists the hosts that are configured. Those that cannot be read are an error, beside
-// the others: what is looked for may be there.
+// configured lists the configured hosts. Hosts that cannot be read are an error, in addition to
+// the others: the sandbox may be there.
 func (e *extension) configured() ([]string, error) {
 	names := slices.Clone(e.cfg.Hosts)
 	if e.cfg.Host != "" && !slices.Contains(names, e.cfg.Host) {
@@ -143,7 +143,7 @@ func (e *extension) configured() ([]string, error) {
 	return names, err
 }
 
-// host returns a host by name, without a look at it.
+// host returns a host by name, without asking it anything.
 func (e *extension) host(name string) (*host, error) {
 	t := sshrun.Target{Name: name, Addr: name}
 	h := &host{capacity: e.cfg.Capacity}
@@ -155,7 +155,7 @@ func (e *extension) host(name string) (*host, error) {
 	case sandboxer.KindOf(err) != sandboxer.NotFound:
 		return nil, err
 	case name != e.cfg.Host && !slices.Contains(e.cfg.Hosts, name):
-		return nil, sandboxer.E(sandboxer.Unavailable, nil, "host %s is not one of %s any more", name, e.env.Extension).
+		return nil, sandboxer.E(sandboxer.Unavailable, nil, "host %s no longer belongs to %s", name, e.env.Extension).
 			WithHint("add it again: sandboxer host add %s USER@HOST", name)
 	}
 	e.mu.Lock()
@@ -169,7 +169,7 @@ func (e *extension) host(name string) (*host, error) {
 	return h, err
 }
 
-// look finds out about h what is not known yet.
+// look finds out what is not known about h yet.
 func (e *extension) look(ctx context.Context, h *host) error {
 	e.mu.Lock()
 	k := e.known[h.Name()]
@@ -182,8 +182,8 @@ func (e *extension) look(ctx context.Context, h *host) error {
 	if err := w.Recheck(ctx); err != nil {
 		return err
 	}
-	var said strings.Builder
-	out, exit, err := h.Capture(ctx, sshrun.Cmd{Script: detect, Args: append([]string{e.cfg.Root}, e.cfg.compose()...), Env: e.engineEnv(), Stderr: engine.Last(&said)}, 64<<10)
+	said := &capture.Last{Max: engine.MaxSaid}
+	out, exit, err := h.Capture(ctx, sshrun.Cmd{Script: detect, Args: append([]string{e.cfg.Root}, e.cfg.compose()...), Env: e.engineEnv(), Stderr: said}, 64<<10)
 	if err != nil {
 		return err
 	}
@@ -194,7 +194,7 @@ func (e *extension) look(ctx context.Context, h *host) error {
 		return sandboxer.E(sandboxer.Unavailable, why, "host %s: the directory %s cannot be used", h.Name(), e.cfg.Root)
 	case 42:
 		return sandboxer.E(sandboxer.Unavailable, why, "host %s has none of docker compose, docker-compose and podman-compose with its engine", h.Name()).
-			WithHint("install one there, or name it with compose_cmd; what there is: sandboxer host probe %s", h.Name())
+			WithHint("install one there, or set compose_cmd; to see the programs of the host: sandboxer host probe %s", h.Name())
 	case 44:
 		return w.Hung()
 	default:
@@ -230,7 +230,7 @@ func (e *extension) look(ctx context.Context, h *host) error {
 		}
 	}
 	if !strings.HasPrefix(k.root, "/") || k.engine == "" || len(k.compose) == 0 || strings.ContainsAny(k.root, ":,$\n") {
-		return sandboxer.E(sandboxer.Unavailable, nil, "host %s: the directory %q cannot be mounted from, or the host told too little", h.Name(), k.root)
+		return sandboxer.E(sandboxer.Unavailable, nil, "host %s: the directory %q cannot be used for mounts, or the host's answers are incomplete", h.Name(), k.root)
 	}
 	e.mu.Lock()
 	if other := e.known[h.Name()]; other != nil {
@@ -242,7 +242,7 @@ func (e *extension) look(ctx context.Context, h *host) error {
 	return nil
 }
 
-// engineOf returns the engine of h, the same while it is the same program there.
+// engineOf returns the engine of h, the same one as long as its program there is the same.
 func (e *extension) engineOf(h *host, k *known) *engine.Engine {
 	var w *engine.Watch
 	if k.engine == "docker" { // podman has no process that could hang
@@ -259,7 +259,7 @@ func (e *extension) engineOf(h *host, k *known) *engine.Engine {
 	return en
 }
 
-// newEngine returns an engine on h of which the program is not known.
+// newEngine returns an engine on h whose program is not known.
 func (e *extension) newEngine(h *host) *engine.Engine {
 	return &engine.Engine{Env: e.engineEnv(), Host: h.Host, Log: e.log(), Failed: func(said string) error { return e.failed(h, "a step", said, nil) }}
 }
@@ -272,7 +272,7 @@ func (e *extension) log() *slog.Logger {
 	return e.env.Log.With("extension", e.env.Extension)
 }
 
-// watch returns what watches Docker on a host.
+// watch returns the watch of Docker on a host.
 func (e *extension) watch(name string) *engine.Watch {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -291,7 +291,7 @@ func (e *extension) watch(name string) *engine.Watch {
 	return w
 }
 
-// forget has the next look at a host be a real one.
+// forget drops what is known of a host, so that the next look asks it again.
 func (e *extension) forget(h *host) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -305,55 +305,45 @@ func (e *extension) engineEnv() map[string]string {
 	return map[string]string{"DOCKER_HOST": e.cfg.Engine, "CONTAINER_HOST": e.cfg.Engine}
 }
 
-// assigned returns the host of p's order, looked at, where the sandbox is made.
+// assigned returns the host that p names for the sandbox, after a look at it.
 func (e *extension) assigned(ctx context.Context, p *plan) (*host, error) {
-	switch at, err := e.former(p.name); {
+	switch at, err := e.former(ctx, p.name); {
 	case err != nil:
 		return nil, err
 	case at == untouched: // which is not going to be true any more
-		if err := e.forgetFormer(p.name); err != nil {
+		if err := e.forgetFormer(ctx, p.name); err != nil {
 			return nil, err
 		}
 	case at != "" && at != p.spec.Place:
-		return nil, sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is placed on host %s, and an earlier version noted that it is on %s", p.spec.ID, p.spec.Place, at).
-			WithHint("destroy it, and create it anew")
+		return nil, sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is placed on host %s, but an earlier version recorded that it is on %s", p.spec.ID, p.spec.Place, at).
+			WithHint("destroy it and create it again")
 	}
 	if p.spec.Place == "" {
-		return nil, sandboxer.E(sandboxer.Internal, nil, "it is not said on which host of %s sandbox %s is made", e.env.Extension, p.spec.ID)
+		return nil, sandboxer.E(sandboxer.Internal, nil, "the broker chose no host of %s for sandbox %s", e.env.Extension, p.spec.ID)
 	}
-	h, err := e.host(p.spec.Place)
-	if err == nil {
-		err = e.look(ctx, h)
-	}
+	h, err := e.use(ctx, p.spec.Place)
 	if err == nil {
 		err = e.fits(h, p)
 	}
 	return h, err
 }
 
-// each calls f with every one of these hosts, all at once, each looked at first. A host
-// that cannot be used is told to f by its error.
-func (e *extension) each(ctx context.Context, names []string, f func(name string, h *host, err error)) {
-	var wg sync.WaitGroup
-	for _, name := range names {
-		wg.Go(func() {
-			h, err := e.host(name)
-			if err == nil {
-				err = e.look(ctx, h)
-			}
-			f(name, h, err)
-		})
+// use returns a host by name, after a look at it.
+func (e *extension) use(ctx context.Context, name string) (*host, error) {
+	h, err := e.host(name)
+	if err == nil {
+		err = e.look(ctx, h)
 	}
-	wg.Wait()
+	return h, err
 }
 
-// script runs a script on h that needs no engine, which may not have been looked at yet, and returns
-// what it says. A non-zero exit is an error with a kind that fits what was said.
+// script runs a script that needs no engine on h, which may not have been looked at yet, and returns
+// its output. A non-zero exit is an error with a kind that fits the output.
 func (e *extension) script(ctx context.Context, h *host, env map[string]string, stdin io.Reader, script string, args ...string) (string, error) {
 	return e.newEngine(h).HostScript(ctx, env, stdin, script, args...)
 }
 
-// failed is the error of a program of the host that ended badly and said that. The
+// failed is the error of a program of the host that failed with the output said. The
 // values of secret are blanked out of it.
 func (e *extension) failed(h *host, what, said string, secret map[string]string) error {
 	for _, v := range secret {
@@ -371,7 +361,7 @@ func (e *extension) failed(h *host, what, said string, secret map[string]string)
 	return err
 }
 
-// lacksNetwork reports whether a program said that it found no way to another machine.
+// lacksNetwork reports whether a program's output says that it could not reach another machine.
 func lacksNetwork(said string) bool {
 	said = strings.ToLower(said)
 	return slices.ContainsFunc([]string{
@@ -381,23 +371,23 @@ func lacksNetwork(said string) bool {
 	}, func(words string) bool { return strings.Contains(said, words) })
 }
 
-// networkHint says what gives builds and services a network.
+// networkHint says how to give builds and services a network.
 func (e *extension) networkHint() string {
 	if e.cfg.BuildNetwork {
 		return "services have no network unless the profile says network: public, or network: allow with the destinations"
 	}
-	return fmt.Sprintf("builds and services have no network unless the profile says network: public, or network: allow with the destinations; build_network: true in the config of %s gives builds alone one", e.env.Extension)
+	return fmt.Sprintf("builds and services have no network unless the profile says network: public, or network: allow with the destinations; build_network: true in the config of %s gives one to builds only", e.env.Extension)
 }
 
-// underWay is a line in which compose says how far it is.
+// underWay is a line in which compose reports its progress.
 var underWay = regexp.MustCompile(`^ *(Container|Network|Volume|Image) \S+ +(Creating|Created|Starting|Started|Waiting|Healthy|Running|Pulling|Pulled|Recreate|Recreated|Stopping|Stopped|Interrupted) *$`)
 
-// podmanEnded is where podman-compose tells how a podman ended.
+// podmanEnded is where podman-compose reports how a podman ended.
 var podmanEnded = regexp.MustCompile(`(?m)\]' ((?:died with|returned non-zero exit status) [^\n]{1,40}?)\.?$`)
 
-// reason is what counts of what a compose program said: of podman-compose, which goes on
-// about what it asked of podman and where it was in its own source, what podman said when it
-// refused it; of others what is not about how far they are, once.
+// reason is the relevant part of a compose program's output. For podman-compose, which prints
+// at length what it asked of podman and where it was in its own source, that is podman's own message
+// of refusal; for others each line that is not about progress, once.
 func reason(said string) string {
 	podman := strings.Contains(said, "CalledProcessError: Command '['podman', ") || strings.Contains(said, "\nexit code: ")
 	var lines []string
@@ -422,7 +412,7 @@ func reason(said string) string {
 		if m := podmanEnded.FindAllStringSubmatch(said, -1); len(m) > 0 {
 			how = ": it " + m[len(m)-1][1]
 		}
-		return "podman did not say why" + how
+		return "podman gave no reason" + how
 	}
 	return said
 }

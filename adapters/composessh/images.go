@@ -23,33 +23,34 @@ import (
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/adapters/composessh/composefile"
 	"github.com/sand-boxer/sandboxer/internal/engine"
+	"github.com/sand-boxer/sandboxer/internal/hosts"
 	"github.com/sand-boxer/sandboxer/internal/sshrun"
 )
 
-// Images that are built leave layers, of which the next build takes those that are still
+// Builds leave layers, and the next build reuses those that are still
 // right. They outlive the sandbox as images without a name, one for each stage of a
-// Dockerfile, and are told by a label that each stage begins with. That label is a part of
-// what a layer is looked up by, so that none is taken of another installation or tenant: a
+// Dockerfile, and are identified by a label that each stage begins with. That label is a part of
+// the key by which a layer is found, so that no layer of another installation or tenant is used: a
 // build can make a layer hold what its Dockerfile does not say (with HTTP_PROXY, for one).
 //
 //	dev.sandboxer.owner=<owner> dev.sandboxer.cache=<tenant>.<build>.<stage>
 //
-// What is of one sandbox is one more layer, with the label that tells it, which goes with the
+// The image of one sandbox is one more layer, with the label that identifies it, and is removed with the
 // sandbox. (Given to the engine, labels would change the last step of all, or be many layers.)
 //
 // <root>/.cache/<tenant>.<build> says whose that is, and by its time when it was used last.
 const labelCache = "dev.sandboxer.cache"
 
-// copies is how many images of one stage are kept: a branch, and the one that it is off.
+// copies is how many images of one stage are kept: a branch, and the one it is based on.
 const copies = 2
 
-// A job is an image that is built once, for one service or several that say the same of it.
+// A job is an image that is built once, for one service or several with the same build.
 type job struct {
 	composefile.Build // of the first of them
 	services          []string
 }
 
-// jobs are what has to be built for p.
+// jobs are the builds for p.
 func (p *plan) jobs() (jobs []job) {
 	for _, b := range p.project.Builds {
 		same := b
@@ -62,11 +63,11 @@ func (p *plan) jobs() (jobs []job) {
 	return jobs
 }
 
-// tenant is by what a tenant's layers are told from others'.
+// tenant distinguishes a tenant's layers from others'.
 func (p *plan) tenant() string { return short(p.spec.Tenant) }
 
-// cache is the name of what is kept of a build. What was built with a network is apart: engines
-// do not look at that, and the same steps may lead to other layers.
+// cache is the name of the layers of a build. Builds with a network have another one: engines
+// ignore the network, and the same steps may lead to other layers.
 func (p *plan) cache(j job) string {
 	reach := fmt.Sprint(p.buildNetwork)
 	if p.linkedBuilds {
@@ -82,7 +83,7 @@ func short(s string) string {
 
 func (j job) file() string { return "dockerfile-" + j.Service }
 
-// dockerfiles are what is built from, beside the workspace.
+// dockerfiles are the files to build from, other than the workspace.
 func (e *extension) dockerfiles(h *host, p *plan) (files []composefile.File) {
 	for _, j := range p.jobs() {
 		labels := composefile.Labels{Target: j.Target, Last: []composefile.Label{{Name: engine.LabelName, Value: p.name}}}
@@ -104,7 +105,7 @@ func (e *extension) dockerfiles(h *host, p *plan) (files []composefile.File) {
 	return files
 }
 
-// build makes the images that the file says how to make, side by side.
+// build builds the images that the file describes, concurrently.
 func (e *extension) build(ctx context.Context, h *host, p *plan) error {
 	jobs := p.jobs()
 	if len(jobs) == 0 {
@@ -182,7 +183,7 @@ func (e *extension) buildArgs(h *host, p *plan, b job) (args []string, vars map[
 	return append(args, path.Join(dir, "repo", b.Context)), vars
 }
 
-// timed ends a build that takes longer than it may.
+// timed ends a build that exceeds its time limit.
 func (e *extension) timed(ctx context.Context, h *host, service string, build func(context.Context) error) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, e.cfg.BuildTimeout, errBuild)
 	defer cancel()
@@ -194,14 +195,14 @@ func (e *extension) timed(ctx context.Context, h *host, service string, build fu
 	return err
 }
 
-var errBuild = errors.New("a build takes too long")
+var errBuild = errors.New("a build took too long")
 
-// builds is how often an image is built that others keep taking the ground from.
+// builds is how often a build is tried whose base layers others keep removing.
 const builds = 4
 
 // isVanished reports whether a build failed because an image that it found in the engine's
-// cache was gone a moment later: an engine that removes an image removes what it was made of
-// with it, if no other image is, and heeds no build that is about to make one.
+// cache was gone a moment later: an engine that removes an image removes its unused parents
+// with it, even if a build is about to use one.
 func isVanished(err error) bool {
 	said := strings.ToLower(err.Error())
 	return slices.ContainsFunc([]string{
@@ -210,14 +211,14 @@ func isVanished(err error) bool {
 	}, func(s string) bool { return strings.Contains(said, s) })
 }
 
-// parseError is where builders say the line of a Dockerfile that they do not understand.
+// parseError is where builders name the line of a Dockerfile that they cannot parse.
 var parseError = regexp.MustCompile(`(?i)(dockerfile parse error (?:on )?line )(\d+)`)
 
-// asWritten gives the lines of a Dockerfile that a builder names their numbers in the file
-// that somebody wrote, which does not have the lines that were put behind its stages.
+// asWritten changes the lines of a Dockerfile that a builder names to their numbers in the user's
+// file, which lacks the lines that were added to its stages.
 func (e *extension) asWritten(h *host, p *plan, said string) string {
 	jobs := p.jobs()
-	if len(jobs) != 1 { // nobody knows of which it is
+	if len(jobs) != 1 { // it is not known which one it is about
 		return said
 	}
 	return parseError.ReplaceAllStringFunc(said, func(s string) string {
@@ -245,17 +246,17 @@ func (l layer) build() string { return l.label[:strings.LastIndexByte(l.label, '
 
 var layerLabel = regexp.MustCompile(`^[0-9a-f]{12}\.[0-9a-f]{12}\.[0-9]{1,4}$`)
 
-// A use is what is known of a build of which layers are kept.
+// A use is the record of a build whose layers are kept.
 type use struct {
 	at           time.Time
 	tenant, what string // project/service
 }
 
-// maxLayers is of how many layers one look tells.
+// maxLayers bounds the layers in one listing.
 const maxLayers = 2000
 
-// layersScript prints what the engine $2 has of layers that the owner $3 keeps, of $4 at most, and before
-// that what is known of their builds in the directory $1.
+// layersScript prints the layers that the engine $2 keeps for the owner $3, $4 at most, and before
+// that the records of their builds in the directory $1.
 const layersScript = `
 cd -- "$1" || exit
 for f in .cache/*; do [ ! -f "$f" ] || echo "$(stat -c %Y -- "$f" 2>/dev/null || echo 0) ${f#.cache/} $(head -c 300 -- "$f" | tr '\n' ' ')"; done
@@ -288,7 +289,7 @@ func (e *extension) kept(ctx context.Context, h *host) ([]layer, map[string]use,
 	}
 	images, err := engine.ParseImages(rest)
 	if err != nil {
-		return nil, nil, sandboxer.E(sandboxer.Unavailable, err, "host %s: what the engine says of its images cannot be read", h.Name())
+		return nil, nil, sandboxer.E(sandboxer.Unavailable, err, "host %s: the engine's list of images cannot be read", h.Name())
 	}
 	var all []layer
 	for _, i := range images {
@@ -299,8 +300,8 @@ func (e *extension) kept(ctx context.Context, h *host) ([]layer, map[string]use,
 	return all, used, nil
 }
 
-// surplus are those of all that are not kept: all but the newest copies of a stage, and of
-// each tenant what goes beyond limit bytes, the builds first that were not used for longest.
+// surplus are those of all that are not to be kept: all except the newest copies of a stage, and for
+// each tenant what exceeds limit bytes, beginning with the builds that were not used for longest.
 func surplus(all []layer, used map[string]use, limit int64) (out []layer) {
 	all = slices.Clone(all)
 	slices.SortFunc(all, func(a, b layer) int {
@@ -318,7 +319,7 @@ func surplus(all []layer, used map[string]use, limit int64) (out []layer) {
 	return out
 }
 
-// collect has h keep no more layers than it may.
+// collect removes layers from h that exceed the limit.
 func (e *extension) collect(ctx context.Context, h *host) error {
 	all, used, err := e.kept(ctx, h)
 	if err != nil {
@@ -337,8 +338,8 @@ func (e *extension) PruneCaches(ctx context.Context, host string) ([]sandboxer.C
 	return e.caches(ctx, host, true)
 }
 
-// overdue is how long layers may be more than is kept: they are collected when a sandbox of
-// which images were built is removed.
+// overdue is how long surplus layers may stay: they are collected when a sandbox with
+// built images is removed.
 const overdue = 24 * time.Hour
 
 func (e *extension) caches(ctx context.Context, only string, prune bool) ([]sandboxer.Cache, error) {
@@ -352,40 +353,24 @@ func (e *extension) caches(ctx context.Context, only string, prune bool) ([]sand
 		}
 		return nil, nil // it is none of this extension's
 	}
-	var mu sync.Mutex
-	var all sync.WaitGroup
-	var out []sandboxer.Cache
-	var failed []error
-	if unread != nil {
-		failed = append(failed, unread)
-	}
-	for _, name := range names {
-		all.Go(func() {
-			var found []sandboxer.Cache
-			h, err := e.host(name)
-			if err == nil {
-				found, err = e.cachesOf(ctx, h, prune)
-			}
-			mu.Lock()
-			defer mu.Unlock()
-			out = append(out, found...)
-			if err != nil {
-				failed = append(failed, err)
-			}
-		})
-	}
-	all.Wait()
+	out, silent := hosts.Ask(hosts.Named(names), func(name string) ([]sandboxer.Cache, error) {
+		h, err := e.host(name)
+		if err != nil {
+			return nil, err
+		}
+		return e.cachesOf(ctx, h, prune)
+	})
 	slices.SortFunc(out, func(a, b sandboxer.Cache) int {
 		return cmp.Or(strings.Compare(a.Host, b.Host), strings.Compare(a.Tenant, b.Tenant), strings.Compare(a.Name, b.Name))
 	})
-	return out, errors.Join(failed...)
+	return out, errors.Join(silent.Err(), unread)
 }
 
-// anyKept prints something if images were ever built, or the agent was brought, for sandboxes below $1.
+// anyKept prints something if images were ever built, or the agent was copied, for sandboxes below $1.
 const anyKept = `case $1 in /*) ;; *) cd || exit;; esac; ls -- "$1/.cache" "$1/.agent" 2>/dev/null | head -n 1`
 
 func (e *extension) cachesOf(ctx context.Context, h *host, prune bool) ([]sandboxer.Cache, error) {
-	// A host for machines has no engine, perhaps, and one that was only added nothing at all.
+	// A host for machines may have no engine, and one that was only added has nothing at all.
 	if out, err := e.script(ctx, h, nil, nil, anyKept, e.cfg.Root); err != nil || out == "" {
 		return nil, err
 	}
@@ -418,7 +403,7 @@ func (e *extension) cachesOf(ctx context.Context, h *host, prune bool) ([]sandbo
 		}
 		c.Bytes += l.bytes
 		if !prune && slices.Contains(over, l) && time.Since(l.made) > overdue {
-			c.Problem = fmt.Sprintf("it is beyond build_cache for longer than a day; remove it: sandboxer cache prune --host %s", h.Name())
+			c.Problem = fmt.Sprintf("it has exceeded build_cache for more than a day; to remove it: sandboxer cache prune --host %s", h.Name())
 		}
 	}
 	out, err := e.agentCaches(ctx, h, prune)
@@ -428,7 +413,7 @@ func (e *extension) cachesOf(ctx context.Context, h *host, prune bool) ([]sandbo
 	return out, err
 }
 
-// discard removes layers from h, and what was known of builds that have none then. One
+// discard removes layers from h, and the records of builds that have none then. A layer
 // that a build or a sandbox began to use meanwhile stays.
 func (e *extension) discard(ctx context.Context, h *host, gone, all []layer, used map[string]use) error {
 	stays := map[string]bool{}

@@ -13,11 +13,7 @@ func (e *extension) Pause(ctx context.Context, h sandboxer.Handle) error {
 	if err != nil {
 		return err
 	}
-	defer func() {
-		e.mu.Lock()
-		e.dropAgent(m.Name) // what stands still would take calls, and answer when it goes on
-		e.mu.Unlock()
-	}()
+	defer e.agents.Drop(m.Name) // a paused agent would take calls, and answer after the resume
 	return e.withoutDials(ctx, ho, m, func(ctx context.Context) error { return ho.engine.Pause(ctx, m.Name) })
 }
 
@@ -30,7 +26,7 @@ func (e *extension) Resume(ctx context.Context, h sandboxer.Handle) error {
 	return ho.engine.Unpause(ctx, m.Name)
 }
 
-// Stats implements sandboxer.StatsReader, over all containers. What a host does not tell is
+// Stats implements sandboxer.StatsReader, over all containers. Values that a host does not report are
 // negative.
 func (e *extension) Stats(ctx context.Context, h sandboxer.Handle) (sandboxer.Stats, error) {
 	ho, m, s, err := e.findRunning(ctx, h)

@@ -29,7 +29,7 @@ func (e *extension) Dial(ctx context.Context, h sandboxer.Handle, port int) (net
 	return ho.engine.Dial(ctx, to)
 }
 
-// target says which port of which service is meant: one that the file publishes under
+// target returns the service and the port that are meant: a port that the file publishes under
 // that number, one that a service publishes as its own, or one of the default service.
 func (m *meta) target(port int) (service string, target int) {
 	for _, published := range []bool{true, false} {
@@ -45,7 +45,7 @@ func (m *meta) target(port int) (service string, target int) {
 	return m.Service, port
 }
 
-// ListPorts implements sandboxer.PortLister: those of all services, by the numbers that Dial
+// ListPorts implements sandboxer.PortLister: the ports of all services, by the numbers that Dial
 // knows them by.
 func (e *extension) ListPorts(ctx context.Context, h sandboxer.Handle) ([]int, error) {
 	ho, m, s, err := e.findRunning(ctx, h)

@@ -14,10 +14,12 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/sand-boxer/sandboxer/internal/buildtest"
 	"github.com/sand-boxer/sandboxer/internal/sshrun"
 )
 
@@ -39,6 +41,17 @@ const shop = `services:
 volumes: {data: {}}
 `
 
+// products builds the programs once for all tests, in a directory that TestMain removes.
+var products = sync.OnceValues(func() (dir string, err error) {
+	if dir, err = os.MkdirTemp("", "sbxbin"); err == nil {
+		err = buildtest.Build(dir, buildtest.Products)
+	}
+	productsDir = dir
+	return dir, err
+})
+
+var productsDir string
+
 // A product is the program as people have it, with a home of its own, one host and a
 // server that listens.
 type product struct {
@@ -54,10 +67,12 @@ func newProduct(t *testing.T) (*product, *rig) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	build := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", dir+"/bin/", "github.com/sand-boxer/sandboxer/cmd/...") // of what make has compiled
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("go build: %v\n%s", err, out)
+	bin, err := products()
+	if err == nil {
+		err = os.Symlink(bin, dir+"/bin")
+	}
+	if err != nil {
+		t.Fatal(err)
 	}
 	p := &product{dir: dir, env: append(os.Environ(), "PATH="+dir+"/bin:"+os.Getenv("PATH"), "SANDBOXER_HOME="+dir, "SANDBOXER_PROGRESS=none", "SANDBOXER_COMPOSE_CMD="+r.compose)}
 	serve := exec.Command(dir+"/bin/sandboxer", "serve", "--listen", "127.0.0.1:0")
@@ -118,14 +133,14 @@ func (p *product) must(t *testing.T, args ...string) string {
 }
 
 // TestProduct is the life of a project with the program as it is delivered: what
-// docs/migrate-make-e2e.md promises to callers of make e2e, ports for people, snapshots.
+// docs/how-to/migrate-from-make-e2e.md promises to callers of make e2e, ports for people, snapshots.
 func TestProduct(t *testing.T) {
 	t.Parallel()
 	p, r := newProduct(t)
 	dir := repo(t, shop, map[string]string{"hello": "hello from the shop\n"})
 
 	t.Run("make e2e", func(t *testing.T) {
-		page, err := os.ReadFile("../../docs/migrate-make-e2e.md")
+		page, err := os.ReadFile("../../docs/how-to/migrate-from-make-e2e.md")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -161,7 +176,7 @@ func TestProduct(t *testing.T) {
 				t.Errorf("-o %q: it ends with %d: %s%s; want the reason, and what to do", format, code, out, errs)
 			}
 		}
-		// The reason is told at once; what was begun is destroyed after that.
+		// The reason is reported at once; what was begun is destroyed after that.
 		for end := time.Now().Add(time.Minute); p.must(t, "sandboxer", "ls", "-o", "name") != ""; time.Sleep(50 * time.Millisecond) {
 			if time.Now().After(end) {
 				t.Fatalf("what failed is still there: %s", p.must(t, "sandboxer", "ls"))
@@ -298,16 +313,16 @@ func TestProduct(t *testing.T) {
 		id := p.must(t, "sandboxer", "create", "--quiet", "--profile", "profile.compose-e2e", "--input", "repo="+dir)
 		s.Stop()
 		p.must(t, "sandboxer", "host", "rm", "--force", "build-2")
-		if code, _, errs := p.run(t, "sandboxer", "destroy", id, "--yes"); code == 0 || !strings.Contains(errs, "host build-2 is not one of ext.compose-ssh any more") || !strings.Contains(errs, "sandboxer forget") {
+		if code, _, errs := p.run(t, "sandboxer", "destroy", id, "--yes"); code == 0 || !strings.Contains(errs, "host build-2 no longer belongs to ext.compose-ssh") || !strings.Contains(errs, "sandboxer forget") {
 			t.Errorf("destroy: %d, %s", code, errs)
 		}
-		if code, _, errs := p.run(t, "sandboxer", "forget", id, "--yes"); code != 0 || !strings.Contains(errs, "there may remain: on host build-2 what has the label dev.sandboxer.name=sbx-") {
+		if code, _, errs := p.run(t, "sandboxer", "forget", id, "--yes"); code != 0 || !strings.Contains(errs, "these may remain: on host build-2: containers, networks, volumes and images with the label dev.sandboxer.name=sbx-") {
 			t.Errorf("forget: %d, %s", code, errs)
 		}
 		if out := p.must(t, "sandboxer", "ls", "-o", "name"); out != "" {
 			t.Errorf("there is still %q", out)
 		}
-		if code, out, _ := p.run(t, "sandboxer", "audit"); code == 0 || !strings.Contains(out, "there may remain: on host build-2") {
+		if code, out, _ := p.run(t, "sandboxer", "audit"); code == 0 || !strings.Contains(out, "these may remain: on host build-2") {
 			t.Errorf("audit: %d, %s", code, out)
 		}
 		// What a lost host keeps.

@@ -21,6 +21,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/adapters/composessh/composefile"
+	"github.com/sand-boxer/sandboxer/internal/capture"
 	"github.com/sand-boxer/sandboxer/internal/engine"
 	"github.com/sand-boxer/sandboxer/internal/sshrun"
 )
@@ -44,14 +45,14 @@ func (e *extension) Admit(spec sandboxer.Spec, name string) error {
 		return nil
 	}
 	if name != "repo" {
-		return sandboxer.E(sandboxer.Denied, nil, "the input %q weakens what holds containers, which only an administrator may do", name).
-			WithHint("ask for a profile that says so")
+		return sandboxer.E(sandboxer.Denied, nil, "the input %q weakens the confinement of containers, which only an administrator may do", name).
+			WithHint("ask for a profile that sets it")
 	}
 	return sandboxer.E(sandboxer.Denied, nil, "the input %q is a path on the broker's machine, which only an administrator may use", name).
 		WithHint("ask for a profile that names the directory")
 }
 
-// A plan is a spec that was understood.
+// A plan is a parsed spec.
 type plan struct {
 	spec    sandboxer.Spec
 	name    string
@@ -61,31 +62,28 @@ type plan struct {
 
 	buildNetwork  bool // builds have that of the engine
 	boundedBuilds bool // the operator set bounds of builds other than the defaults
-	filtered      bool // a gateway stands between services and the network
+	filtered      bool // a gateway is between services and the network
 	linkedBuilds  bool // and between builds and it; known once the host is
 }
 
-// plan understands a spec or refuses it, before anything exists.
+// plan parses a spec or refuses it, before anything exists.
 func (e *extension) plan(ctx context.Context, spec sandboxer.Spec) (*plan, error) {
 	cannot := func(what, hint string) error {
 		return sandboxer.E(sandboxer.Unsupported, nil, "%s: %s", e.env.Extension, what).WithHint("%s", hint)
 	}
 	switch {
 	case spec.Image != "":
-		return nil, cannot("an image is named in the compose file, not in the order", "leave image out of the request and the profile")
+		return nil, cannot("an image is named in the compose file, not in the request", "leave image out of the request and the profile")
 	case len(spec.Command) > 0:
-		return nil, cannot("commands are named in the compose file, not in the order", "leave command out of the request and the profile")
+		return nil, cannot("commands are named in the compose file, not in the request", "leave command out of the request and the profile")
 	case len(spec.Mounts) > 0:
 		return nil, cannot("directories of the broker's machine cannot be mounted on another host", "put the files into the repository")
 	case spec.Workspace != "":
-		return nil, cannot("where the workspace is mounted is said in the compose file", "leave workspace out of the profile")
+		return nil, cannot("the compose file sets where the workspace is mounted", "leave workspace out of the profile")
 	case spec.Limits.DiskBytes > 0:
 		return nil, cannot("disk space of a compose project cannot be limited", "leave the disk limit out")
 	case spec.Limits.GPUs > 0:
-		return nil, cannot("GPUs of hosts are not given to sandboxes", "leave the GPUs out")
-	}
-	if err := spec.Network.Check(); err != nil {
-		return nil, err
+		return nil, cannot("sandboxes cannot get GPUs of hosts", "leave the GPUs out")
 	}
 	repo := spec.Inputs["repo"]
 	switch {
@@ -97,12 +95,7 @@ func (e *extension) plan(ctx context.Context, spec sandboxer.Spec) (*plan, error
 		return nil, sandboxer.E(sandboxer.Invalid, nil, "the input repo, %q, is not an absolute path", repo)
 	}
 	if v := spec.Inputs["new_privileges"]; v != "" && v != "yes" && v != "no" {
-		return nil, sandboxer.E(sandboxer.Invalid, nil, "the input new_privileges is yes or no, not %q", v)
-	}
-	for k, v := range spec.Env {
-		if strings.ContainsRune(v, 0) || strings.ContainsAny(k, "=\x00") {
-			return nil, sandboxer.E(sandboxer.Invalid, nil, "the variable %q cannot be set", k)
-		}
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "the input new_privileges must be yes or no, not %q", v)
 	}
 	opts := composefile.Options{File: spec.Inputs["file"], Env: spec.Env, HostGateway: e.cfg.HostGateway && spec.Network.Mode == sandboxer.NetworkPublic && e.cfg.UnfilteredEgress}
 	if p := spec.Inputs["profiles"]; p != "" {
@@ -119,10 +112,10 @@ func (e *extension) plan(ctx context.Context, spec sandboxer.Spec) (*plan, error
 	notes := project.Notes
 	if p.filtered {
 		for _, name := range project.OwnResolvers() {
-			notes = append(slices.Clone(notes), name+": dns is left out: names are resolved as the network policy lets them be")
+			notes = append(slices.Clone(notes), name+": dns is left out: the network policy decides how names are resolved")
 		}
 	}
-	p.meta = meta{V: 1, Name: p.name, ID: spec.ID, Generation: spec.Generation, Owner: e.env.Owner, User: spec.User, Stamp: spec.Stamp,
+	p.meta = meta{V: 1, Name: p.name, ID: spec.ID, Generation: spec.Generation, Owner: e.env.Owner, User: spec.User,
 		Ports: spec.Ports, Services: project.Services, Notes: notes, Places: project.Places(), Service: cmp.Or(spec.Inputs["service"], first(project.Services))}
 	if p.meta.service(p.meta.Service) == nil {
 		return nil, sandboxer.E(sandboxer.Invalid, nil, "%s has no service %q", project.File, p.meta.Service)
@@ -130,7 +123,7 @@ func (e *extension) plan(ctx context.Context, spec sandboxer.Spec) (*plan, error
 	if err := p.keep(spec.Inputs["volumes"], spec.Inputs["quiesce"]); err != nil {
 		return nil, err
 	}
-	// What the services ask for is compared with the limits by rendering.
+	// Rendering compares the services' own limits with the sandbox's.
 	r := p.rendering("/x", nil, false)
 	p.behind(&r, "sandboxer-egress")
 	if _, err := p.project.Render(r); err != nil {
@@ -139,13 +132,13 @@ func (e *extension) plan(ctx context.Context, spec sandboxer.Spec) (*plan, error
 	return p, nil
 }
 
-// first is the service that commands run in: the first one that is not done once it ended.
+// first is the service that commands run in: the first one that is not meant to end.
 func first(services []composefile.Service) string {
 	i := slices.IndexFunc(services, func(s composefile.Service) bool { return !s.OneShot })
 	return services[max(i, 0)].Name
 }
 
-// restarts is how often in a row an engine starts a service again that failed, where the
+// restarts is how often in a row an engine restarts a failed service, where the
 // file lets it: for a minute and a half, if it ends at once. Docker waits longer each time,
 // Podman does not.
 func restarts(podman bool) int {
@@ -172,11 +165,11 @@ func (p *plan) labels() map[string]string {
 	return l
 }
 
-// env is in the environment of everything that makes the sandbox, to find it by.
+// env is in the environment of every process that makes the sandbox, to find it by.
 func (p *plan) env() map[string]string { return map[string]string{"SANDBOXER_SANDBOX": p.name} }
 
-// image is the name of what is built for a service. The part before the colon is the
-// sandbox's alone.
+// image is the name of the image that is built for a service. The part before the colon belongs to
+// this sandbox alone.
 func (p *plan) image(service string) string { return strings.ToLower(p.name) + ":" + service }
 
 func (p *plan) rendering(dir string, subnets []netip.Prefix, podman bool) composefile.Rendering {
@@ -193,15 +186,15 @@ func (p *plan) rendering(dir string, subnets []netip.Prefix, podman bool) compos
 	}
 }
 
-// fits refuses what h cannot hold the sandbox to, or what its compose program would drop.
+// fits refuses limits that h cannot enforce, and fields that its compose program would drop.
 func (p *plan) fits(h *host) error {
 	if p.spec.Limits.MemoryBytes > 0 && h.known.swap == "yes" {
-		return sandboxer.E(sandboxer.Unsupported, nil, "a limit of memory cannot be enforced on host %s: it swaps, and its engine bounds no swap", h.Name()).
-			WithHint("turn swap off there, or give its engine control of it (swapaccount=1, or podman 4.3), or leave the limit out")
+		return sandboxer.E(sandboxer.Unsupported, nil, "a memory limit cannot be enforced on host %s: it has swap space, which its engine cannot limit", h.Name()).
+			WithHint("turn swap off there, or let its engine limit it (swapaccount=1, or podman 4.3), or leave the limit out")
 	}
 	if h.known.builder == "buildkit" && p.boundedBuilds && len(p.project.Builds) > 0 {
-		return sandboxer.E(sandboxer.Unsupported, nil, "build_memory and build_cpus of the extension's config cannot be enforced on host %s: BuildKit builds there, and keeps neither", h.Name()).
-			WithHint("set DOCKER_BUILDKIT=0 for the account there, so that Docker builds by itself; or leave them out of the config; or name an image that is built already")
+		return sandboxer.E(sandboxer.Unsupported, nil, "build_memory and build_cpus of the extension's config cannot be enforced on host %s: BuildKit, which builds there, supports neither", h.Name()).
+			WithHint("set DOCKER_BUILDKIT=0 for the account there to build without BuildKit; or leave them out of the config; or use an image that is already built")
 	}
 	if !h.known.podmanCompose() {
 		return nil
@@ -210,23 +203,23 @@ func (p *plan) fits(h *host) error {
 	return err
 }
 
-// note says something of the sandbox to who made it, once.
+// note reports something about the sandbox to its creator, once.
 func (p *plan) note(format string, args ...any) {
 	if text := fmt.Sprintf(format, args...); !slices.Contains(p.meta.Notes, text) {
 		p.meta.Notes = append(slices.Clone(p.meta.Notes), text)
 	}
 }
 
-// on settles what depends on the host.
+// on sets what depends on the host.
 func (p *plan) on(h *host) {
 	p.linkedBuilds = p.filtered && !p.buildNetwork && h.known.builder != "buildkit" && len(p.project.Builds) > 0
 	if p.filtered && !p.buildNetwork && h.known.builder == "buildkit" && len(p.project.Builds) > 0 {
-		p.note("images are built without a network: BuildKit builds on this host, whose network nothing filters")
+		p.note("images are built without a network: BuildKit builds on this host, and its network cannot be filtered")
 	}
 }
 
 // begin makes the directory of sandbox $2 below $1, which is the lock, if at most $3
-// are there, and takes $5 of $6 subnets for it, from $4 on. It prints a subnet a line,
+// are there, and takes $5 of $6 subnets for it, from $4 on. It prints one subnet per line,
 // whether the agent $7 is there, and then how far the sandbox has come. Standard input is
 // its meta.json.
 const begin = `
@@ -272,7 +265,7 @@ func (e *extension) provision(ctx context.Context, spec sandboxer.Spec, from *co
 			return sandboxer.Handle{}, err
 		}
 	}
-	unlock, err := e.lock(ctx, p.name)
+	unlock, err := e.env.Notes.Lock(ctx, p.name)
 	if err != nil {
 		return sandboxer.Handle{}, err
 	}
@@ -294,15 +287,15 @@ func (e *extension) provision(ctx context.Context, spec sandboxer.Spec, from *co
 			return sandboxer.Handle{}, err
 		}
 		if try == 5 {
-			return sandboxer.Handle{}, sandboxer.E(sandboxer.Exhausted, err, "networks of others on host %s are in the way of every subnet of %s that was tried", h.Name(), e.cfg.Subnets).
-				WithHint("give the extension other subnets")
+			return sandboxer.Handle{}, sandboxer.E(sandboxer.Exhausted, err, "every subnet of %[2]s that was tried overlaps with another network on host %[1]s", h.Name(), e.cfg.Subnets).
+				WithHint("configure other subnets for the extension")
 		}
 	}
 }
 
-var errOverlap = errors.New("a subnet is taken")
+var errOverlap = errors.New("a subnet is in use")
 
-// start does on h what is not done yet, from the directory to containers that run.
+// start does the remaining steps on h, from the directory to running containers.
 func (e *extension) start(ctx context.Context, h *host, p *plan, from *content, try int) error {
 	select {
 	case h.known.slots <- struct{}{}:
@@ -316,7 +309,7 @@ func (e *extension) start(ctx context.Context, h *host, p *plan, from *content, 
 		p.note("podman-compose starts services in order, without waiting for the conditions of depends_on")
 	}
 	if h.known.builder == "buildkit" && len(p.project.Builds) > 0 {
-		p.note("images are built with BuildKit, which is bounded in time, but not in memory and processors")
+		p.note("images are built with BuildKit, which has a time limit, but no limits of memory and processors")
 	}
 	p.on(h)
 	e.agentFor(h, p)
@@ -349,7 +342,7 @@ func (e *extension) start(ctx context.Context, h *host, p *plan, from *content, 
 		if n, ok := strings.CutPrefix(line, "net "); ok {
 			i, err := strconv.Atoi(n)
 			if err != nil || i < 0 || i >= size {
-				return sandboxer.E(sandboxer.Failed, nil, "host %s: %q is no subnet", h.Name(), n)
+				return sandboxer.E(sandboxer.Failed, nil, "host %s: %q is not a subnet", h.Name(), n)
 			}
 			numbers = append(numbers, n)
 			subnets = append(subnets, subnet(pool, i))
@@ -361,10 +354,10 @@ func (e *extension) start(ctx context.Context, h *host, p *plan, from *content, 
 	case "up":
 		return nil
 	case "full":
-		return sandboxer.Untouched(sandboxer.E(sandboxer.Exhausted, nil, "host %s has its %d sandboxes", h.Name(), h.capacity).WithHint("destroy some, or raise capacity"))
+		return sandboxer.Untouched(sandboxer.E(sandboxer.Exhausted, nil, "host %s has reached its maximum of %d sandboxes", h.Name(), h.capacity).WithHint("destroy some, or raise the capacity"))
 	case "started":
-		// What ran before may have left links where mounts are going to be made, and
-		// commands that were cut off may still be at it.
+		// Earlier containers may have left links where mounts are going to be made, and
+		// interrupted commands may still be running.
 		if err := h.Kill(ctx, "SANDBOXER_SANDBOX", p.name); err != nil && sandboxer.KindOf(err) == sandboxer.Unavailable {
 			return err
 		}
@@ -402,15 +395,14 @@ func (e *extension) start(ctx context.Context, h *host, p *plan, from *content, 
 	return e.up(ctx, h, p, env, numbers, try == 0)
 }
 
-// populate copies the workspace, makes the images and puts in place what from holds, in
-// this order: what images are made of is what the policy has seen.
+// populate copies the workspace, makes the images and puts the content of from in place, in
+// this order: so images are made from what the policy has checked.
 func (e *extension) populate(ctx context.Context, h *host, p *plan, r composefile.Rendering, from *content) error {
 	sandboxer.ReportProgress(ctx, sandboxer.Progress{Step: "copying " + filepath.Base(p.repo) + " to " + h.Name()})
-	o := sshrun.SyncOptions{Delete: true}
-	if e.cfg.Sync == "rsync" {
-		o.Method = "rsync"
-	}
-	err := e.step(pCopy, func() error { _, err := h.Push(ctx, p.repo, path.Join(r.Dir, "repo"), o); return err })
+	err := e.step(pCopy, func() error {
+		_, err := h.Push(ctx, p.repo, path.Join(r.Dir, "repo"), sshrun.SyncOptions{Delete: true})
+		return err
+	})
 	if err != nil {
 		if _, said, ok := sshrun.ExitOf(err); ok {
 			return e.failed(h, "copying", said, nil)
@@ -478,7 +470,7 @@ func (e *extension) prepare(ctx context.Context, h *host, p *plan, r composefile
 		if err != nil {
 			return err
 		}
-		// The gateway, which has no rights over others' files, reads it whosever it is.
+		// The gateway, which has no rights to others' files, can read it whatever its owner.
 		if err := h.WriteFile(ctx, r.Egress.File, 0o644, bytes.NewReader(cfg)); err != nil {
 			return err
 		}
@@ -497,7 +489,7 @@ func (e *extension) prepare(ctx context.Context, h *host, p *plan, r composefile
 	})
 }
 
-// places makes, below $1, the places that are mounted: each is told by its kind, its
+// places makes, below $1, the places that are mounted: each is given by its kind, its
 // name in the workspace and the name of its copy. None may be behind a link. Standard
 // input is the compose file.
 const places = `
@@ -524,7 +516,7 @@ while [ $# -ge 3 ]; do
 done
 : >../started`
 
-// numeric is a user that needs no look into an image.
+// numeric is a user for which the image need not be searched.
 var numeric = regexp.MustCompile(`^[0-9]{1,9}:[0-9]{1,9}$`)
 
 // giving makes the workspace $1 the property of $2, uid:gid, while nothing runs there. 3:
@@ -536,7 +528,7 @@ u=$(id -u)
 cd -P -- "$1" && chown -hR "$2" .`
 
 // give makes the workspace the property of the sandbox's user, as the image of the default
-// service knows them. What comes there later belongs to whom the workspace does.
+// service defines it. Later files get the owner of the workspace.
 func (e *extension) give(ctx context.Context, h *host, p *plan) error {
 	user := p.spec.User
 	if !numeric.MatchString(user) {
@@ -546,7 +538,7 @@ func (e *extension) give(ctx context.Context, h *host, p *plan) error {
 		}
 		uid, gid, _ := strings.Cut(strings.TrimSpace(out), "\n")
 		if user = uid + ":" + gid; !numeric.MatchString(user) {
-			return sandboxer.E(sandboxer.Invalid, errors.New(engine.OneLine(out)), "there is no user %q in the image of the service %s, or it has no id to ask", p.spec.User, p.meta.Service).
+			return sandboxer.E(sandboxer.Invalid, errors.New(engine.OneLine(out)), "the image of service %[2]s has no user %[1]q, or no program id to look it up", p.spec.User, p.meta.Service).
 				WithHint("write the user as uid:gid")
 		}
 	}
@@ -556,7 +548,7 @@ func (e *extension) give(ctx context.Context, h *host, p *plan) error {
 		return err
 	case exit.Code == 3:
 		return sandboxer.E(sandboxer.Unsupported, nil, "the workspace cannot be given to the user %s: the account on host %s is not root", p.spec.User, h.Name()).
-			WithHint("leave the user out, use a host whose account is root, or a user with that account's uid:gid")
+			WithHint("leave the user out, use a host whose account is root, or set a user with that account's uid:gid")
 	case exit.Code != 0:
 		return sandboxer.E(sandboxer.Failed, nil, "the workspace on host %s cannot be given to the user %s", h.Name(), p.spec.User)
 	}
@@ -578,16 +570,16 @@ func (p *plan) imageOf(service string) string {
 	return p.project.ImageOf(service)
 }
 
-// long runs a command that takes its time and tells what it says as progress.
+// long runs a long command and reports its output as progress.
 func (e *extension) long(ctx context.Context, h *host, p *plan, what string, args []string, env map[string]string) error {
 	return e.longer(ctx, h, p, what, args, env, nil)
 }
 
-// longer is long for what is not believed when it says that it is done: check is given what it
-// said then.
+// longer is long for a command whose success is not trusted: check gets its output
+// then.
 func (e *extension) longer(ctx context.Context, h *host, p *plan, what string, args []string, env map[string]string, check func(said string) error) error {
-	var said strings.Builder
-	w := &progress{ctx: ctx, step: what, to: engine.Last(&said)}
+	said := &capture.Last{Max: engine.MaxSaid}
+	w := &progress{ctx: ctx, step: what, to: said}
 	sandboxer.ReportProgress(ctx, sandboxer.Progress{Step: what})
 	exit, err := h.engine.Command(ctx, sshrun.Cmd{Script: `unset COMPOSE_FILE COMPOSE_PROJECT_NAME COMPOSE_PROFILES COMPOSE_ENV_FILES COMPOSE_PATH_SEPARATOR; exec "$@" 2>&1`,
 		Args: args, Env: env, Dir: path.Join(h.known.root, p.name), Stdout: w})
@@ -598,7 +590,7 @@ func (e *extension) longer(ctx context.Context, h *host, p *plan, what string, a
 		if isOverlap(said.String()) {
 			return errOverlap
 		}
-		return e.failed(h, what, e.asWritten(h, p, said.String()), p.spec.Env)
+		return e.failed(h, what, e.asWritten(h, p, engine.Said(said.String(), exit)), p.spec.Env)
 	}
 	if check != nil {
 		return check(said.String())
@@ -607,7 +599,7 @@ func (e *extension) longer(ctx context.Context, h *host, p *plan, what string, a
 }
 
 // started fails if not everything was started: podman-compose goes on when podman refuses to
-// start something, and then says that all is well. said is what it said.
+// start something, and then reports success. said is its output.
 func (e *extension) started(ctx context.Context, h *host, p *plan, said string) error {
 	s, err := e.status(ctx, h, p.name)
 	if err != nil {
@@ -627,7 +619,7 @@ func (e *extension) started(ctx context.Context, h *host, p *plan, said string) 
 }
 
 // isOverlap reports whether an engine refused a network because of its subnet: Docker when
-// it has given it away or when it is set up already, Podman.
+// it has assigned it or when it is in use already, Podman.
 func isOverlap(said string) bool {
 	return strings.Contains(said, "Pool overlaps with") || strings.Contains(said, "networks have overlapping") ||
 		strings.Contains(said, "is already used on the host or by another config")
@@ -646,12 +638,12 @@ func (w *progress) Write(p []byte) (int, error) {
 	return w.to.Write(p)
 }
 
-// ownNetwork is how long an engine may take for a network whose caller is gone.
+// ownNetwork is how long an engine may take to make a network whose caller is gone.
 const ownNetwork = time.Second
 
 // up starts the services. errOverlap: one of the subnets with those numbers is taken. With
-// first it may be by a network of the sandbox itself, which the engine is still making for
-// somebody who was cut off; who tries again finds it then.
+// first it may be taken by a network of the sandbox itself, which the engine is still making for
+// an interrupted call; a further try finds that network.
 func (e *extension) up(ctx context.Context, h *host, p *plan, env map[string]string, numbers []string, first bool) error {
 	dir := path.Join(h.known.root, p.name)
 	args := append(e.compose(h, p), "up", "-d")
@@ -693,8 +685,8 @@ func (e *extension) up(ctx context.Context, h *host, p *plan, env map[string]str
 	return e.step(pMark, func() error { _, err := e.script(ctx, h, env, nil, `: >"$1/up"`, dir); return err })
 }
 
-// notUp is what comes of err, with which the services did not start: of a subnet that is taken
-// it is written down that it is.
+// notUp handles err, with which the services did not start: if a subnet is taken
+// it records that.
 func (e *extension) notUp(ctx context.Context, h *host, env map[string]string, err error, numbers []string, first bool) error {
 	if first && errors.Is(err, errOverlap) {
 		select {
@@ -705,15 +697,15 @@ func (e *extension) notUp(ctx context.Context, h *host, env map[string]string, e
 		}
 	}
 	if errors.Is(err, errOverlap) {
-		// Somebody else's network is there: its number is never given again.
+		// There is a network of something else: its number is never assigned again.
 		_, terr := e.script(ctx, h, env, nil, `cd -- "$1/.net" || exit; shift; for n; do ln -sfn ../.taken "$n" || exit; done`, append([]string{h.known.root}, numbers...)...)
 		return errors.Join(err, terr)
 	}
 	return err
 }
 
-// isAwaited reports whether compose gave up since a service that another waits for is not
-// what it waits for. It does so also while the engine is about to start that one again.
+// isAwaited reports whether compose gave up because a service that another waits for is not
+// in the awaited state. It does so even if the engine is about to start that one again.
 func isAwaited(err error) bool {
 	return strings.Contains(err.Error(), "dependency failed to start") || strings.Contains(err.Error(), "didn't complete successfully")
 }
@@ -739,7 +731,7 @@ func (e *extension) awaited(ctx context.Context, h *host, p *plan, cause error) 
 	}
 }
 
-// service says of what starts which one it is, if it is one.
+// service returns the service that is being started, if it is one.
 func service(all []composefile.Service) string {
 	if len(all) == 1 {
 		return "the service " + all[0].Name
@@ -747,20 +739,20 @@ func service(all []composefile.Service) string {
 	return "the services"
 }
 
-// starts is how often services are started where podman stumbles over what others do.
+// starts is how often services are started if podman fails because of concurrent changes.
 const starts = 8
 
 // isStumble reports whether podman gave up making a network because another interface of
-// the host came or went while it looked which addresses are in use: a list of interfaces
-// and one of their addresses did not fit together. On a host where much begins and ends
+// the host came or went while it checked which addresses are in use: a list of interfaces
+// and one of their addresses did not match. On a busy host
 // that is one network in twenty.
 func isStumble(err error) bool { return strings.Contains(err.Error(), "no such network interface") }
 
-// noSwap takes the swap beside their memory from the containers of $1: podman-compose
-// passes memswap_limit not on, and Podman allows as much again by itself.
-const noSwap = `
+// noSwap removes the swap from the containers of $1: podman-compose does
+// not pass memswap_limit on, and Podman allows as much swap as memory by default.
+var noSwap = `
 podman update --help >/dev/null 2>&1 || exit 0
-for i in $(podman ps -q --no-trunc --filter "label=dev.sandboxer.name=$1"); do
+for i in $(podman ps -q --no-trunc --filter "label=dev.sandboxer.name=$1" --filter "` + engine.OwnNames("$1") + `"); do
 	m=$(podman inspect --format '{{.HostConfig.Memory}}' "$i") || continue
 	[ "$m" -gt 0 ] || continue
 	podman update --memory "$m" --memory-swap "$m" "$i" >/dev/null && continue

@@ -6,20 +6,20 @@ import (
 	"fmt"
 	"path"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/engine"
+	"github.com/sand-boxer/sandboxer/internal/hosts"
 )
 
-// settled is how long a service without a health check must have run to count as one
-// that runs.
+// settled is how long a service without a health check must have run to count as
+// running.
 const settled = time.Second
 
 // restarting is how long an engine takes from the end of a service to its next start, or
-// at least to saying that it waits for that.
+// at least to reporting that it waits for that.
 const restarting = 10 * time.Second
 
 // ready says whether a sandbox is ready, and if not whether it can still become so; wait is how
@@ -41,18 +41,18 @@ func (m *meta) ready(s *status, settle time.Duration, podman bool) (ready bool, 
 				case c.State.ExitCode == 0 && (want.OneShot || want.MayEnd && want.Name != m.Service):
 					continue
 				case c.State.ExitCode == 0 && want.MayEnd:
-					return false, 0, sandboxer.E(sandboxer.Failed, nil, "the service %s, which commands would run in, ended with exit status 0", want.Name).
-						WithHint("have it stay (command: sleep infinity), or name a service that does: --input service=NAME")
+					return false, 0, sandboxer.E(sandboxer.Failed, nil, "the service %s, in which commands run, ended with exit status 0", want.Name).
+						WithHint("keep it running (command: sleep infinity), or choose another service: --input service=NAME")
 				case c.State.ExitCode != 0 && c.RestartCount < most && s.at.Sub(c.State.FinishedAt) < restarting:
 					ready = false // the engine is about to
 					continue
 				}
 				why := fmt.Sprintf("ended with exit status %d", c.State.ExitCode)
 				if c.RestartCount > 0 {
-					why += fmt.Sprintf(", after it was started again %d times", c.RestartCount)
+					why += fmt.Sprintf(", after %d restarts", c.RestartCount)
 				}
 				if c.State.OOMKilled {
-					why = "was killed for the memory it took"
+					why = "was killed because it used too much memory"
 				}
 				return false, 0, sandboxer.E(sandboxer.Failed, errors.New(c.State.Error), "the service %s %s", want.Name, why)
 			case !c.State.Running || c.State.Paused || c.State.Status == "restarting":
@@ -83,14 +83,14 @@ func (m *meta) ready(s *status, settle time.Duration, podman bool) (ready bool, 
 	return ready, wait, nil
 }
 
-// same reports whether a and b show the same containers, none started anew.
+// same reports whether a and b show the same containers, none restarted.
 func same(a, b *status) bool {
 	return a != nil && slices.EqualFunc(a.containers, b.containers, func(x, y engine.Container) bool { return x.ID == y.ID && x.State.StartedAt.Equal(y.State.StartedAt) })
 }
 
-// WaitReady implements sandboxer.Extension. What compose answered does not count: the
-// engine is asked, by label, until every service of the file was seen to run, and to be
-// healthy where it has a check, twice.
+// WaitReady implements sandboxer.Extension. The answer of compose does not count: it asks the
+// engine, by label, until it has twice seen every service of the file running, and
+// healthy where it has a check.
 func (e *extension) WaitReady(ctx context.Context, h sandboxer.Handle) (r sandboxer.Reachability, err error) {
 	if err := ctx.Err(); err != nil {
 		return r, err
@@ -109,7 +109,7 @@ func (e *extension) WaitReady(ctx context.Context, h sandboxer.Handle) (r sandbo
 			return r, err
 		}
 		if s.dir == "none" {
-			return r, gone(h)
+			return r, hosts.Missing(h.SandboxID)
 		}
 		if s.dir == "up" && len(s.containers) < len(m.Services) {
 			if missing++; missing > 1 {
@@ -143,8 +143,8 @@ func (e *extension) WaitReady(ctx context.Context, h sandboxer.Handle) (r sandbo
 	}
 }
 
-// check has Podman look at the health of the services that are due: it does so by itself
-// only where systemd runs its timers. checked is when each was looked at last.
+// check has Podman check the health of the services that are due: Podman does so on its own
+// only where systemd runs its timers. checked is when each was checked last.
 func (e *extension) check(ctx context.Context, h *host, s *status, checked map[string]time.Time) error {
 	if h.known.engine != "podman" {
 		return nil
@@ -164,8 +164,8 @@ func (e *extension) check(ctx context.Context, h *host, s *status, checked map[s
 	return err
 }
 
-// explain adds to the failure of a service what it said last, without what its
-// environment says.
+// explain adds a service's last output to its failure, without the values of its
+// environment.
 func (e *extension) explain(ctx context.Context, h *host, s *status, cause error) error {
 	for i := range s.containers {
 		c := &s.containers[i]
@@ -177,9 +177,9 @@ func (e *extension) explain(ctx context.Context, h *host, s *status, cause error
 			continue
 		}
 		out = c.Redact(out)
-		told := sandboxer.E(sandboxer.KindOf(cause), cause, "%s; it said last: %s", sandboxer.Message(cause), engine.OneLine(out))
+		told := sandboxer.E(sandboxer.KindOf(cause), cause, "%s; its last output: %s", sandboxer.Message(cause), engine.OneLine(out))
 		if strings.Contains(strings.ToLower(out), "no new privileges") || strings.Contains(out, "no-new-privileges") {
-			return told.WithHint("services have no-new-privileges here; a profile whose inputs say new_privileges: yes lets them use sudo and the like")
+			return told.WithHint("services have no-new-privileges; a profile with the input new_privileges: yes lets them use sudo and similar programs")
 		}
 		if lacksNetwork(out) {
 			return told.WithHint("%s", e.networkHint())
@@ -192,11 +192,8 @@ func (e *extension) explain(ctx context.Context, h *host, s *status, cause error
 func (e *extension) reach(h *host, m *meta) sandboxer.Reachability {
 	t := h.Target()
 	r := sandboxer.Reachability{
-		Host: h.Name(), SSH: t.Addr, RemoteDir: path.Join(h.known.root, m.Name, "repo"), ComposeProject: m.Name,
+		Host: h.Name(), SSH: t.Paste(), RemoteDir: path.Join(h.known.root, m.Name, "repo"), ComposeProject: m.Name,
 		Extra: map[string]string{"compose": strings.Join(h.known.compose, " "), "service": m.Service},
-	}
-	if t.Port > 0 {
-		r.SSH += ":" + strconv.Itoa(t.Port)
 	}
 	if len(m.Notes) > 0 {
 		r.Extra[sandboxer.ExtraChanged] = strings.Join(m.Notes, "; ")

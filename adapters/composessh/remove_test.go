@@ -12,8 +12,8 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/engine"
 )
 
-// What services wrote as others than the account is removed all the same, by the engine, and
-// nothing beside it; what hangs there for that has the sandbox's label.
+// Files that services wrote as other users are removed all the same, by the engine, and
+// nothing else; a container that hangs there for that has the sandbox's label.
 func TestRemoveDir(t *testing.T) {
 	address := docker(t)
 	sock := strings.TrimPrefix(address, "DOCKER_HOST=unix://")
@@ -73,6 +73,7 @@ func TestRemoveDir(t *testing.T) {
 
 // A service that fails since sudo may do nothing there says which key of a profile lets it.
 func TestHintOfNewPrivileges(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, current(t), 1)
 	e := r.opened(t, "hint")
 	s := order("box", repo(t, `services:

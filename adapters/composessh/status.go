@@ -11,9 +11,9 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/engine"
 )
 
-// statusScript prints whether the directory of $2 below $1 is there and complete, the time, and
-// what the engine $3 has of it.
-const statusScript = `
+// statusScript prints whether the directory of $2 below $1 exists and is complete, the time, and
+// the sandbox's objects of the engine $3.
+var statusScript = `
 cd -- "$1" || exit
 name=$2 engine=$3
 if [ ! -d "$name" ]; then echo none; elif [ -e "$name/up" ]; then echo up; else echo making; fi
@@ -21,7 +21,7 @@ if [ ! -d "$name" ]; then echo none; elif [ -e "$name/up" ]; then echo up; else 
 [ ! -e "$name/up" ] || [ -s "$name/up" ] || [ -z "$ids" ] || printf '%s\n' $ids >"$name/up"
 ` + engine.InspectScript
 
-// A status is what one look at a sandbox showed.
+// A status is the result of one look at a sandbox.
 type status struct {
 	dir        string // none, making or up
 	at         time.Time
@@ -29,7 +29,7 @@ type status struct {
 	links      map[string]*engine.Container // whose network a service has, by its name, where that is filtered
 }
 
-// network is the container that a service's addresses and published ports are of.
+// network is the container that has a service's addresses and published ports.
 func (s *status) network(c *engine.Container) *engine.Container {
 	if l := s.links[c.Service()]; l != nil {
 		return l
@@ -47,7 +47,7 @@ func (e *extension) status(ctx context.Context, h *host, name string) (*status, 
 	var rest string
 	s.dir, rest, _ = strings.Cut(out, "\n")
 	if s.at, s.containers, err = engine.ParseContainers(rest); err != nil {
-		return nil, sandboxer.E(sandboxer.Unavailable, err, "host %s: what the engine says of sandbox %s cannot be read", h.Name(), name)
+		return nil, sandboxer.E(sandboxer.Unavailable, err, "host %s: the engine's answer about sandbox %s cannot be read", h.Name(), name)
 	}
 	for i := range s.containers {
 		if of := s.containers[i].Config.Labels[labelLink]; of != "" {
@@ -66,33 +66,22 @@ cd -- "$1" && [ -s "$2/up" ] || exit 0
 
 // IsAlive implements sandboxer.Prober.
 func (e *extension) IsAlive(ctx context.Context, h sandboxer.Handle) (sandboxer.Liveness, error) {
-	name, at := e.where(h)
-	if at == "" {
-		found, err := e.search(ctx, h)
-		switch {
-		case len(found) > 0:
-		case err != nil:
-			return sandboxer.Unknown, err
-		default:
-			return sandboxer.Gone, nil
-		}
-		name, at = found[0].name, found[0].host
-	}
-	if at == untouched {
+	p, err := e.locate(ctx, h)
+	switch {
+	case sandboxer.KindOf(err) == sandboxer.NotFound:
 		return sandboxer.Gone, nil
+	case err != nil:
+		return sandboxer.Unknown, err
 	}
-	ho, err := e.host(at)
-	if err == nil {
-		err = e.look(ctx, ho)
-	}
+	ho, err := e.use(ctx, p.host)
 	if err != nil {
 		return sandboxer.Unknown, err
 	}
-	s, err := e.status(ctx, ho, name)
+	s, err := e.status(ctx, ho, p.name)
 	switch {
 	case errors.Is(err, engine.ErrHangs):
 		// Containers go on without their engine.
-		out, serr := e.script(ctx, ho, nil, nil, standing, ho.known.root, name)
+		out, serr := e.script(ctx, ho, nil, nil, standing, ho.known.root, p.name)
 		if serr == nil && strings.TrimSpace(out) == "there" {
 			return sandboxer.Unresponsive, nil
 		}

@@ -2,11 +2,8 @@ package composessh
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"os"
 	"path"
-	"path/filepath"
 	"slices"
 	"strings"
 
@@ -15,16 +12,17 @@ import (
 )
 
 // removeObjects removes, with the engine $1, everything of the sandbox $2, by the name of
-// the project and by label in turn, until one look after the last removal finds nothing:
-// each alone finds all that compose made of the file. With $3, volumes and images stay. It
-// prints "built" if there were images; what they are made of stays (images.go).
-const removeObjects = `
-e=$1 n=$2 keep=$3
+// the project and by label in turn, until one listing after the last removal finds nothing:
+// each alone finds all that compose made of the file. Containers must also have a name that begins with the sandbox's (engine.OwnNames):
+// others were made from an image of ours. They stay, and it prints "stranger" and their names. With $3, volumes and images stay. It
+// prints "built" if there were images; their layers stay (images.go), and so does an image that a user named.
+var removeObjects = `
+e=$1 n=$2 keep=$3 l=$(printf %s "$2" | tr A-Z a-z)
 case $e in podman) project=io.podman.compose.project;; *) project=com.docker.compose.project;; esac
 by=$project=$n
 for try in 1 2 3 4 5 6; do
 	some=
-	ids=$("$e" ps -aq --no-trunc --filter "label=$by") || exit
+	ids=$("$e" ps -aq --no-trunc --filter "label=$by" --filter "` + engine.OwnNames("$n") + `") || exit
 	[ -z "$ids" ] || { some=1; { [ "$e" = podman ] && podman rm -f -v -t 0 $ids >/dev/null 2>&1; } || "$e" rm -f -v $ids >/dev/null; }
 	if [ "$e" = podman ] && podman pod exists "pod_$n" 2>/dev/null; then some=1; podman pod rm -f "pod_$n" >/dev/null; fi
 	ids=$("$e" network ls -q --filter "label=$by") || exit
@@ -37,18 +35,19 @@ for try in 1 2 3 4 5 6; do
 	[ $try -lt 4 ] || sleep 0.2 2>/dev/null || sleep 1
 done
 [ -z "$some" ] || { echo "something of $n would not go" >&2; exit 1; }
+"$e" ps -a --filter "label=dev.sandboxer.name=$n" --format 'stranger {{.Names}}' || exit
 [ -z "$keep" ] || exit 0
-ids=$({ "$e" images -q --no-trunc --filter "label=dev.sandboxer.name=$n" && "$e" images -q --no-trunc "$n"; } | sort -u) || exit
+ids=$({ "$e" images -q --no-trunc --filter dangling=true --filter "label=dev.sandboxer.name=$n" && for i in "$l" "$l-keep"; do "$e" images -q --no-trunc "$i" || exit; done; } | sort -u) || exit
 [ -n "$ids" ] || exit 0
 echo built
 "$e" rmi -f --no-prune $ids >/dev/null 2>&1 || "$e" rmi -f $ids >/dev/null 2>&1
 exit 0`
 
-// removeDir removes the directory of sandbox $2 below $1, after its subnets. What
-// containers wrote there may belong to others: the engine $3 is then asked to remove it,
-// with an image that has rm. Whose image that is nobody knows: it sees that directory and
-// nothing else, may no more than remove others' files, and is none that a sandbox built. What
-// hangs there carries the sandbox's label, by which the next try finds it.
+// removeDir removes the directory of sandbox $2 below $1, after its subnets. Files that
+// containers wrote there may belong to other users: the engine $3 is then asked to remove it,
+// with an image that has rm. The origin of that image is not known: so its container sees that directory and
+// nothing else, has no right except to remove others' files, and no image that a sandbox built is used. A
+// container that hangs there has the sandbox's label, by which the next try finds it.
 const removeDir = `
 cd -P -- "$1" || exit
 case $2 in sbx-*/*|*..*) exit 1;; sbx-*) ;; *) exit 1;; esac
@@ -60,7 +59,7 @@ if [ -e "$2" ]; then
 		for i in $("$3" images -q | head -n 50); do
 			case $built in *" $i "*) continue;; esac
 			"$3" run --rm --network none -u 0 --read-only --cap-drop ALL --cap-add DAC_OVERRIDE --cap-add FOWNER --security-opt no-new-privileges $lim \
-				--label "dev.sandboxer.name=$2" -v "$(pwd -P)/$2:/w" --entrypoint rm "$i" -rf /w/repo /w/copies /w/files >/dev/null 2>&1 && break
+				--name "$2-rm" --label "dev.sandboxer.name=$2" -v "$(pwd -P)/$2:/w" --entrypoint rm "$i" -rf /w/repo /w/copies /w/files >/dev/null 2>&1 && break
 		done
 		rm -rf -- "$2/repo" "$2/copies" "$2/files" || exit
 	fi
@@ -76,17 +75,21 @@ func (e *extension) Teardown(ctx context.Context, h sandboxer.Handle) (report sa
 	}
 	var places []place
 	var unasked error
-	if name, at := e.where(h); at != "" {
+	if name, at := e.where(ctx, h); at != "" {
 		places = []place{{name, at, h.Generation}}
 	} else {
 		places, unasked = e.search(ctx, h)
-		if places, err = e.withFormer(places, h.SandboxID, h.Generation); err != nil {
+		if places, err = e.withFormer(ctx, places, h.SandboxID, h.Generation); err != nil {
 			return report, err
 		}
 	}
 	for _, p := range places {
-		if err := e.remove(ctx, p); err != nil {
+		strangers, err := e.remove(ctx, p)
+		if err != nil {
 			return report, err
+		}
+		for _, s := range strangers {
+			report.Warnings = append(report.Warnings, fmt.Sprintf("container %s on %s has the labels of sandbox %s but does not belong to it: it was not removed", s, p.host, h.SandboxID))
 		}
 		if p.host != untouched {
 			report.Removed = append(report.Removed, "compose project "+p.name+" on "+p.host)
@@ -95,60 +98,63 @@ func (e *extension) Teardown(ctx context.Context, h sandboxer.Handle) (report sa
 	return report, unasked // there may be more of it
 }
 
-// withFormer adds to places those where an earlier version noted a sandbox, of any generation
+// withFormer adds to places those where an earlier version recorded a sandbox, of any generation
 // if that is 0.
-func (e *extension) withFormer(places []place, id string, generation int) ([]place, error) {
-	files, err := os.ReadDir(filepath.Join(e.env.Dir, formerDir))
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, sandboxer.E(sandboxer.Unavailable, err, "where sandbox %s was placed cannot be read", id)
+func (e *extension) withFormer(ctx context.Context, places []place, id string, generation int) ([]place, error) {
+	names, err := e.env.Notes.List(ctx)
+	if err != nil {
+		return nil, err
 	}
-	for _, f := range files {
-		got, g, ok := e.split(f.Name())
-		if !ok || got != id || generation != 0 && g != generation || slices.ContainsFunc(places, func(p place) bool { return p.name == f.Name() }) {
+	for _, name := range names {
+		got, g, ok := e.split(name)
+		if !ok || got != id || generation != 0 && g != generation || slices.ContainsFunc(places, func(p place) bool { return p.name == name }) {
 			continue
 		}
-		at, err := e.former(f.Name())
+		at, err := e.former(ctx, name)
 		if err != nil {
 			return nil, err
 		}
 		if at != "" {
-			places = append(places, place{f.Name(), at, g})
+			places = append(places, place{name, at, g})
 		}
 	}
 	return places, nil
 }
 
-func (e *extension) remove(ctx context.Context, p place) error {
-	unlock, err := e.lock(ctx, p.name)
+// remove removes a sandbox, and returns the names of containers that have its labels but are not part of it.
+func (e *extension) remove(ctx context.Context, p place) (strangers []string, err error) {
+	unlock, err := e.env.Notes.Lock(ctx, p.name)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer unlock()
 	if p.host == untouched {
-		if at, err := e.former(p.name); err != nil || at != untouched { // somebody else saw to it meanwhile
-			return err
+		if at, err := e.former(ctx, p.name); err != nil || at != untouched { // another process has done it meanwhile
+			return nil, err
 		}
-		return e.forgetFormer(p.name)
+		return nil, e.forgetFormer(ctx, p.name)
 	}
-	h, err := e.host(p.host)
-	if err == nil {
-		err = e.look(ctx, h)
-	}
+	h, err := e.use(ctx, p.host)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	e.forgetSandbox(p.name)
-	// What was cut off may still be at it.
+	// Interrupted commands may still be running.
 	err = e.step(pProcesses, func() error { return h.Kill(ctx, "SANDBOXER_SANDBOX", p.name) })
 	if err != nil && sandboxer.KindOf(err) != sandboxer.Failed && sandboxer.KindOf(err) != sandboxer.Unsupported {
-		return err
+		return nil, err
 	}
 	err = e.step(pObjects, func() error {
 		out, err := h.engine.Script(ctx, nil, nil, `cd -- "$4" || exit;`+removeObjects, h.known.engine, p.name, "", h.known.root)
+		for line := range strings.Lines(out) {
+			if s, ok := strings.CutPrefix(strings.TrimSpace(line), "stranger "); ok {
+				strangers = append(strangers, engine.OneLine(s))
+			}
+		}
 		if err == nil && strings.Contains(out, "built") {
-			// What is kept for others holds up no removal; the next one collects, too.
+			// Caches for others must not block a removal; the next one collects, too.
 			if err := e.collect(ctx, h); err != nil && e.env.Log != nil {
-				e.env.Log.Warn("layers of built images were not looked through", "extension", e.env.Extension, "host", h.Name(), "err", err)
+				e.env.Log.Warn("unused layers of built images were not removed", "extension", e.env.Extension, "host", h.Name(), "err", err)
 			}
 		}
 		return err
@@ -160,42 +166,42 @@ func (e *extension) remove(ctx context.Context, p place) error {
 		})
 	}
 	if err != nil {
-		return e.notRemoved(h, p, err)
+		return strangers, e.notRemoved(h, p, err)
 	}
-	return e.forgetFormer(p.name)
+	return strangers, e.forgetFormer(ctx, p.name)
 }
 
 // Forget implements sandboxer.Forgetter.
-func (e *extension) Forget(_ context.Context, h sandboxer.Handle) ([]string, error) {
+func (e *extension) Forget(ctx context.Context, h sandboxer.Handle) ([]string, error) {
 	var places []place
-	if name, at := e.where(h); at != "" {
+	if name, at := e.where(ctx, h); at != "" {
 		places = []place{{name, at, h.Generation}}
 	}
-	places, err := e.withFormer(places, h.SandboxID, h.Generation)
+	places, err := e.withFormer(ctx, places, h.SandboxID, h.Generation)
 	if err != nil {
 		return nil, err
 	}
 	var remains []string
 	for _, p := range places {
 		if p.host != untouched {
-			remains = append(remains, fmt.Sprintf("on host %s what has the label %s=%s (containers, networks, volumes, images), and the directory %s", p.host, engine.LabelName, p.name, path.Join(e.cfg.Root, p.name)))
+			remains = append(remains, fmt.Sprintf("on host %s: containers, networks, volumes and images with the label %s=%s, and the directory %s", p.host, engine.LabelName, p.name, path.Join(e.cfg.Root, p.name)))
 		}
-		if err := e.forgetFormer(p.name); err != nil {
+		if err := e.forgetFormer(ctx, p.name); err != nil {
 			return nil, err
 		}
 	}
 	if len(places) == 0 {
-		remains = append(remains, fmt.Sprintf("on a host that is not known, what has a label %s=%s", engine.LabelName, e.name(h.SandboxID, h.Generation)))
+		remains = append(remains, fmt.Sprintf("on an unknown host: containers, networks, volumes and images with the label %s=%s", engine.LabelName, e.name(h.SandboxID, h.Generation)))
 	}
 	return remains, nil
 }
 
-// notRemoved makes an error that the sweep repeats of one that says that the spec is at
-// fault.
+// notRemoved turns an error that blames the spec into one that the sweep
+// repeats.
 func (e *extension) notRemoved(h *host, p place, err error) error {
 	if sandboxer.KindOf(err) != sandboxer.Failed {
 		return err
 	}
 	return sandboxer.E(sandboxer.Unavailable, err, "sandbox %s could not be removed from host %s: %s", p.name, h.Name(), sandboxer.Message(err)).
-		WithHint("look at it there; it is tried again")
+		WithHint("check that host; the server tries again automatically")
 }

@@ -17,6 +17,7 @@ import (
 // The workspace belongs to the sandbox's user, who is looked up in the image that runs, also
 // when its files come from a snapshot; a user that is not there is refused.
 func TestUserOwnsTheWorkspace(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, current(t), 1)
 	e := r.opened(t, "user")
 	dir := repo(t, `services:

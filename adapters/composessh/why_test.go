@@ -8,11 +8,12 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// TestWhy: why a project does not start is told in the engine's words, whatever the compose
+// TestWhy: the error for a project that does not start has the engine's words, whatever the compose
 // program makes of them.
 func TestWhy(t *testing.T) {
 	for name, compose := range map[string]string{"docker": current(t), "podman": "podman-compose"} {
 		t.Run(name, func(t *testing.T) {
+			onlyLong(t, compose)
 			t.Parallel()
 			r := newRig(t, compose, 1)
 			e := r.opened(t, "why-"+name)
@@ -26,7 +27,7 @@ func TestWhy(t *testing.T) {
 				"step":   {`services: {main: {build: {context: ., dockerfile_inline: "FROM ` + image + `\nRUN nosuchprogram\n"}}}`, `building main on host host-1 failed: .*nosuchprogram: not found`},
 				"health": {`services: {main: {image: ` + image + `, command: [sleep, "86400"], environment: {SECRET: the-secret-value}, healthcheck: {test: [CMD, sh, -c, "echo no page; echo $$SECRET; exit 1"], interval: 200ms, retries: 2}}}`, `the health check of the service main fails: no page; …`},
 				"awaited": {`services: {main: {image: ` + image + `, command: [sleep, "86400"], depends_on: {other: {condition: service_completed_successfully}}}, other: {image: ` + image + `, command: [sh, -c, "echo why >&2; exit 3"]}}`,
-					`the service other ended with exit status 3; it said last: why`},
+					`the service other ended with exit status 3; its last output: why`},
 			} {
 				s := order(id, repo(t, c.file, nil))
 				teardown(t, e, s.ID)

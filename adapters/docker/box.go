@@ -1,37 +1,35 @@
 package docker
 
 import (
+	"cmp"
 	"context"
 	"encoding/base64"
 	"encoding/json"
-	"errors"
-	"io/fs"
-	"os"
+	"slices"
 	"strconv"
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/engine"
+	"github.com/sand-boxer/sandboxer/internal/hosts"
+	"github.com/sand-boxer/sandboxer/internal/notes"
 	"github.com/sand-boxer/sandboxer/internal/strictjson"
-	"github.com/sand-boxer/sandboxer/internal/wholefile"
 )
 
-// Labels of what is ours on an engine. They are not those of compose's (engine.LabelOwner): both may be
-// on one engine, and neither lists the other's. An extension's are told apart by its ID, since one
-// installation may have several of them on one engine.
+// The labels of our objects on an engine: those of hosts.Mark, and these. Compose's have other names (engine.LabelOwner): both
+// adapters may use one engine, and neither lists the other's objects. The extension is one of them, since one installation may have
+// several extensions on one engine.
 const (
-	labelOwner      = "dev.sandboxer.docker.owner"
-	labelExtension  = "dev.sandboxer.docker.extension"
-	labelID         = "dev.sandboxer.docker.id"
-	labelGeneration = "dev.sandboxer.docker.generation"
-	labelExpires    = "dev.sandboxer.docker.expires" // the fuse that it was made with, for people
-	labelMade       = "dev.sandboxer.docker.made"    // made, as JSON in base64
-	labelAgent      = "dev.sandboxer.docker.agent"   // of volumes: the digest of the agent in it
-	labelSnapshot   = "dev.sandboxer.docker.snapshot"
+	labelPrefix   = "dev.sandboxer.docker."
+	labelID       = labelPrefix + hosts.LabelID
+	labelExpires  = labelPrefix + "expires" // the fuse at its creation, for operators
+	labelMade     = labelPrefix + "made"    // made, as JSON in base64
+	labelAgent    = labelPrefix + "agent"   // of volumes: the digest of the agent in it
+	labelSnapshot = labelPrefix + "snapshot"
 )
 
-// made is what a container was made as, in its labels; and as what it was saved, in those of an
-// image. It holds no secret.
+// made describes how a container was made, in its labels; and the saved one, in those of an image. It
+// holds no secret.
 type made struct {
 	V         int       `json:"v"`
 	User      string    `json:"user,omitempty"` // of commands; a name, or uid[:gid]
@@ -44,10 +42,9 @@ type made struct {
 	Disk      int64     `json:"disk,omitempty"`
 	Changed   string    `json:"changed,omitempty"`
 	Warm      bool      `json:"warm,omitempty"`
-	Grants    []string  `json:"grants,omitempty"` // capabilities beyond guestCapabilities, sorted
+	Grants    []string  `json:"grants,omitempty"` // capabilities beyond inside.Capabilities, sorted
 	Mode      string    `json:"mode,omitempty"`   // of the network
 	Fuse      time.Time `json:"fuse,omitzero"`
-	Stamp     []byte    `json:"stamp,omitempty"`
 
 	Mounts []sandboxer.Mount `json:"mounts,omitempty"` // which a teardown leaves, and says so
 }
@@ -57,7 +54,7 @@ const madeVersion = 1
 func (m made) label() string {
 	data, err := json.Marshal(m)
 	if err != nil {
-		panic(err) // strings and numbers
+		panic(err) // strings and numbers only
 	}
 	return base64.RawURLEncoding.EncodeToString(data)
 }
@@ -78,8 +75,8 @@ func readMade(labels map[string]string) (m made, err error) {
 	return m, nil
 }
 
-// A record is what changes of a sandbox while it lives. It is written before anything is
-// made, and removed when nothing is left.
+// A record is what changes during a sandbox's life. It is written before anything is made, and
+// removed when nothing is left.
 type record struct {
 	V     int       `json:"v"`
 	Host  string    `json:"host,omitempty"`
@@ -87,11 +84,10 @@ type record struct {
 	Claim string    `json:"claim,omitempty"` // the digest of its claim
 	Done  bool      `json:"done,omitempty"`  // the claim was
 	Fuse  time.Time `json:"fuse,omitzero"`   // where it was moved
-	// FuseDue: it was moved while the sandbox stood still, whose agent learns of it when that goes on.
-	FuseDue bool   `json:"fuse_due,omitempty"`
-	Stamp   []byte `json:"stamp,omitempty"` // of the claim
-	// Network is the policy of a filtered network, written before it is in force. A sandbox with the
-	// engine's own has none.
+	// FuseDue: it was moved while the sandbox was paused; the agent gets it at the resume.
+	FuseDue bool `json:"fuse_due,omitempty"`
+	// Network is the policy of a filtered network, written before it is in force. It is empty for a
+	// sandbox on the engine's own network.
 	Network sandboxer.NetworkPolicy `json:"network,omitzero"`
 }
 
@@ -102,8 +98,11 @@ type box struct {
 	host       *host
 	container  string // ID
 	labels     map[string]string
-	state      string // as the engine calls it
+	state      string // in the engine's words
 	image      string // ID
+
+	made   made
+	unread error // why made cannot be read; such a sandbox can only be torn down (runs, lives)
 }
 
 func key(id string, generation int) string { return id + ".g" + strconv.Itoa(generation) }
@@ -115,116 +114,128 @@ func (e *extension) name(id string, generation int) string {
 }
 
 func (e *extension) handle(b *box) sandboxer.Handle {
-	return sandboxer.Handle{SandboxID: b.id, Generation: b.generation, Host: b.host.name, Ref: e.name(b.id, b.generation), Data: json.RawMessage(`{"v":1}`)}
+	data, err := json.Marshal(handleData{V: 1, Container: b.container})
+	if err != nil {
+		panic(err) // strings and numbers only
+	}
+	return sandboxer.Handle{SandboxID: b.id, Generation: b.generation, Host: b.host.name, Ref: e.name(b.id, b.generation), Data: data}
 }
 
-// recall reads the record of a sandbox. One that is not there was made by a process whose directory is
-// lost: what is found then counts as completed.
-func (e *extension) recall(key string) (r record, err error) {
-	data, err := os.ReadFile(e.dir("box", key+".json"))
-	if errors.Is(err, fs.ErrNotExist) {
+// handleData is this adapter's part of a handle.
+type handleData struct {
+	V         int    `json:"v"`
+	Container string `json:"container,omitempty"` // ID; former versions did without
+}
+
+// container is the container ID of a handle, empty for any container with the sandbox's name and labels.
+func container(h sandboxer.Handle) (string, error) {
+	var d handleData
+	if len(h.Data) == 0 {
+		return "", nil
+	}
+	if _, err := strictjson.DecodeStored(h.Data, &d); err != nil {
+		return "", sandboxer.E(sandboxer.Internal, err, "the handle of sandbox %s cannot be read", h.SandboxID)
+	}
+	return d.Container, nil
+}
+
+// recall reads the record of a sandbox. Without one, the sandbox was made by a process whose directory is
+// lost: then it counts as completed.
+func (e *extension) recall(ctx context.Context, key string) (r record, err error) {
+	n, err := e.env.Notes.Get(ctx, key)
+	if sandboxer.KindOf(err) == sandboxer.NotFound {
 		return record{V: 1, Ready: true}, nil
 	}
-	if err == nil {
-		_, err = strictjson.DecodeStored(data, &r)
-	}
-	if err == nil && r.V > 1 {
-		err = errors.New("a newer sandboxer wrote it")
-	}
 	if err != nil {
-		return r, sandboxer.E(sandboxer.Unavailable, err, "the record of sandbox %s cannot be read", key).
-			WithHint("look at %s", e.dir("box", key+".json"))
+		return r, err
+	}
+	if _, err := strictjson.DecodeStored(n.Value, &r); err != nil {
+		return r, notes.Damaged(e.env.Notes, key, err)
+	}
+	if r.V > 1 {
+		return r, sandboxer.E(sandboxer.Unavailable, nil, "the record of sandbox %s was written by a newer sandboxer (version %d; this program knows 1)", key, r.V).
+			WithHint("upgrade this program")
 	}
 	return r, nil
 }
 
-func (e *extension) remember(key string, r record) error {
+func (e *extension) remember(ctx context.Context, key string, r record) error {
 	r.V = 1
 	data, err := json.Marshal(r)
-	if err == nil {
-		err = wholefile.Write(e.dir("box", key+".json"), data)
-	}
 	if err != nil {
-		return sandboxer.E(sandboxer.Unavailable, err, "the record of sandbox %s cannot be written", key)
+		return sandboxer.E(sandboxer.Internal, err, "the record of sandbox %s does not encode", key)
 	}
-	return nil
+	return e.env.Notes.Put(ctx, key, data)
 }
 
-func (e *extension) forget(key string) error {
-	if err := os.Remove(e.dir("box", key+".json")); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return sandboxer.E(sandboxer.Unavailable, err, "the record of sandbox %s cannot be removed", key)
-	}
-	return nil
+func (e *extension) forget(ctx context.Context, key string) error {
+	return e.env.Notes.Delete(ctx, key)
 }
 
-// ours are the labels of this extension's.
-func (e *extension) ours() map[string]string {
-	return map[string]string{labelOwner: e.env.Owner, labelExtension: e.env.Extension}
+// ours returns the labels of all objects of this extension.
+func (e *extension) ours() map[string]string { return e.labels("", 0) }
+
+// labels returns those of the objects of a sandbox, of a generation or, with 0, of any; without an ID of all sandboxes.
+func (e *extension) labels(id string, generation int) map[string]string {
+	return hosts.Mark{Owner: e.env.Owner, Extension: e.env.Extension, ID: id, Generation: generation}.Labels(labelPrefix)
 }
 
-// on lists what of an ID is on a host, of a generation or, with 0, of any; with no ID all.
+// isOurs reports whether labels are those of a sandbox of this extension, and returns its mark.
+func (e *extension) isOurs(labels map[string]string) (m hosts.Mark, ok bool) {
+	m, ok = hosts.ReadMark(labelPrefix, labels)
+	return m, ok && m.Owner == e.env.Owner && m.Extension == e.env.Extension
+}
+
+// on lists the sandboxes of an ID on a host, of a generation or, with 0, of any; without an ID all.
 func (e *extension) on(ctx context.Context, h *host, id string, generation int) ([]*box, error) {
-	labels := e.ours()
-	if id != "" {
-		labels[labelID] = id
-	}
-	if generation != 0 {
-		labels[labelGeneration] = strconv.Itoa(generation)
-	}
-	list, err := h.api.ListContainers(ctx, labels)
-	if err != nil {
-		return nil, err
-	}
-	var all []*box
+	all, _, err := e.sort(ctx, h, id, generation) // Teardown reports the others
+	return all, err
+}
+
+// sort is on that also returns the containers that have the labels of sandboxes but are none: an image that a user makes of a sandbox's container has
+// its labels, and not its name.
+func (e *extension) sort(ctx context.Context, h *host, id string, generation int) (all []*box, strangers []engine.ContainerSummary, err error) {
+	list, err := h.api.ListContainers(ctx, e.labels(id, generation))
 	for _, c := range list {
-		if b := e.box(h, c); b != nil {
+		switch m, ok := e.isOurs(c.Labels); {
+		case !ok:
+		case c.Called(e.name(m.ID, m.Generation)):
+			b := &box{id: m.ID, generation: m.Generation, host: h, container: c.ID, labels: c.Labels, state: c.State, image: c.ImageID}
+			b.made, b.unread = readMade(c.Labels)
 			all = append(all, b)
+		default:
+			strangers = append(strangers, c)
 		}
 	}
-	return all, nil
+	return all, strangers, err
 }
 
-// box is a container of a listing, nil if it is none of ours.
-func (e *extension) box(h *host, c engine.ContainerSummary) *box {
-	g, err := strconv.Atoi(c.Labels[labelGeneration])
-	id := c.Labels[labelID]
-	if err != nil || sandboxer.CheckID(id) != nil || c.Labels[labelOwner] != e.env.Owner || c.Labels[labelExtension] != e.env.Extension {
-		return nil
+// alone finds a sandbox and takes its lock, so that no other call changes it meanwhile.
+func (e *extension) alone(ctx context.Context, h sandboxer.Handle) (b *box, unlock func(), err error) {
+	if b, err = e.find(ctx, h); err != nil {
+		return nil, nil, err
 	}
-	return &box{id: id, generation: g, host: h, container: c.ID, labels: c.Labels, state: c.State, image: c.ImageID}
+	if unlock, err = e.env.Notes.Lock(ctx, b.key()); err != nil {
+		return nil, nil, err
+	}
+	if b, err = e.find(ctx, e.handle(b)); err != nil {
+		unlock()
+	}
+	return b, unlock, err
 }
 
-// find returns the newest of what a handle may mean. NotFound: no engine has it. An engine that
-// cannot be asked is an error only if nothing was found.
+// find returns the newest sandbox of a handle: its own container, if the handle names one. NotFound: no engine has it. An engine that cannot be asked is
+// an error only if nothing was found.
 func (e *extension) find(ctx context.Context, h sandboxer.Handle) (*box, error) {
-	hosts, err := e.where(h)
+	at, err := e.where(h.Host)
 	if err != nil {
 		return nil, err
 	}
-	found := make([][]*box, len(hosts))
-	at := map[*host]int{}
-	for i, ho := range hosts {
-		at[ho] = i
-	}
-	err = each(hosts, func(ho *host) (err error) {
-		found[at[ho]], err = e.on(ctx, ho, h.SandboxID, h.Generation)
-		return err
-	})
-	var best *box
-	for _, list := range found {
-		for _, b := range list {
-			if best == nil || b.generation > best.generation {
-				best = b
-			}
-		}
-	}
-	switch {
-	case best != nil:
-		return best, nil
-	case ctx.Err() != nil:
-		return nil, ctx.Err()
-	case err != nil:
+	made, err := container(h)
+	if err != nil {
 		return nil, err
 	}
-	return nil, sandboxer.E(sandboxer.NotFound, nil, "there is no sandbox %s", h.SandboxID)
+	found, silent := hosts.Ask(at, func(ho *host) ([]*box, error) { return e.on(ctx, ho, h.SandboxID, h.Generation) })
+	found = slices.DeleteFunc(found, func(b *box) bool { return made != "" && b.container != made })
+	return hosts.Newest(h.SandboxID, found, func(b *box) int { return b.generation }, cmp.Or(ctx.Err(), silent.Err()))
 }

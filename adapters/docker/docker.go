@@ -1,19 +1,17 @@
-// Package docker makes sandboxes that are containers of Docker's or Podman's engines, on this
-// machine or on others, by their API.
+// Package docker makes sandboxes that are containers of Docker's or Podman's engines, on this machine or on
+// others, through their API.
 //
-// The agent is the first process of a container. Its program lies in a volume of the engine that
-// containers have read-only; it is filled by way of a container that never runs. What is done in a sandbox
-// is done by the agent, over an attached command of the engine that leads to the agent's socket:
-// no port, no directory that is shared.
+// The agent is the first process of a container. Its program is in a volume of the engine that containers
+// have read-only; a container that never runs is used to fill it. The agent does all work in a sandbox,
+// over an attached command of the engine that connects to the agent's socket: there is no port, and no
+// shared directory.
 //
-// What a sandbox is made of is in the labels of its container, by which it is found. What changes
-// while it lives is written down below the extension's private directory:
+// The labels of its container describe a sandbox, and identify it. Data that changes during its life is in
+// the note <id>.g<n>: whether it was completed, its claim, its fuse. The note with the name of an engine
+// says which volume there has a complete agent. Below the extension's private directory:
 //
-//	box/<id>.g<n>.json   whether it was completed, its claim, its fuse
-//	agent/               which volume of an engine has a whole agent
-//	lock/                one file per sandbox that is being changed, and per engine
-//	image/               layers of registries
-//	mount/<id>.g<n>/     what a sandbox mounts, while it is made
+//	image/             layers of registries
+//	mount/<id>.g<n>/   a sandbox's mounts, while it is made
 package docker
 
 import (
@@ -24,47 +22,45 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/egress"
+	"github.com/sand-boxer/sandboxer/internal/images"
 	"github.com/sand-boxer/sandboxer/internal/mounts"
 )
 
 // Config is the extension's `config:` block.
 type Config struct {
-	Engines          map[string]Engine `yaml:"engines" json:"engines,omitempty" keys:"label" help:"The engines, by the name that a host has for callers; empty means Docker's on this machine, as localhost."`
-	Image            string            `yaml:"image" json:"image,omitempty" format:"line" help:"Image of sandboxes for which neither profile nor caller names one; empty means that one must be named."`
-	Capacity         int               `yaml:"capacity" json:"capacity,omitempty" min:"1" help:"Sandboxes on one engine at once."`
-	Memory           int64             `yaml:"memory" json:"memory,omitempty" unit:"bytes" min:"16MiB" help:"Limit of memory for sandboxes that ask for none."`
+	Engines          map[string]Engine `yaml:"engines" json:"engines,omitempty" keys:"label" help:"The engines, by the host name that callers use; empty means Docker's on this machine, as localhost."`
+	Image            string            `yaml:"image" json:"image,omitempty" format:"line" help:"Image of sandboxes for which neither profile nor caller names one; empty means that they must name one."`
+	Capacity         int               `yaml:"capacity" json:"capacity,omitempty" min:"1" help:"Maximum number of sandboxes on one engine."`
+	Memory           int64             `yaml:"memory" json:"memory,omitempty" unit:"bytes" min:"16MiB" help:"Memory limit of sandboxes that ask for none."`
+	ShmSize          int64             `yaml:"shm_size" json:"shm_size,omitempty" unit:"bytes" min:"1MiB" help:"Size of /dev/shm, which counts as memory; empty means half of the memory limit."`
 	PIDs             int64             `yaml:"pids" json:"pids,omitempty" min:"32" help:"Limit of processes and threads for sandboxes that ask for none."`
-	Runtime          string            `yaml:"runtime" json:"runtime,omitempty" format:"line" help:"The engines' runtime that sandboxes are run by, runsc for gVisor; empty means the usual one. Engines make no snapshots then."`
-	Grants           []string          `yaml:"grants" json:"grants,omitempty" help:"Capabilities that the input grants may give to sandboxes, by name; none without it. With some of them, SYS_ADMIN for one, a sandbox is as good as root on the engine's machine."`
-	UnfilteredEgress bool              `yaml:"unfiltered_egress" json:"unfiltered_egress,omitempty" help:"Let sandboxes with the network mode public have the engine's network, unfiltered: they reach what its machine reaches, private addresses included. Without it that mode is filtered on engines of the server's machine, and refused on others."`
+	Runtime          string            `yaml:"runtime" json:"runtime,omitempty" format:"line" help:"The engines' runtime for sandboxes, such as runsc for gVisor; empty means the engine's default. With a runtime, engines make no snapshots."`
+	Grants           []string          `yaml:"grants" json:"grants,omitempty" help:"Capabilities that the input grants can give to sandboxes, by name; empty means none. With some of them, such as SYS_ADMIN, a sandbox is as good as root on the engine's machine."`
+	UnfilteredEgress bool              `yaml:"unfiltered_egress" json:"unfiltered_egress,omitempty" help:"Give sandboxes with the network mode public the engine's network, unfiltered: they reach everything that its machine reaches, private addresses included. Without it that mode is filtered on engines of the server's machine, and refused on others."`
 	Network          string            `yaml:"network" json:"network,omitempty" format:"line" help:"The engine's network for sandboxes with the mode public, with unfiltered_egress."`
 	DNS              []string          `yaml:"dns" json:"dns,omitempty" help:"Resolvers (address or address:port) for sandboxes with a filtered network; empty means those of the server's machine."`
 	Never            []string          `yaml:"never" json:"never,omitempty" help:"Addresses and CIDRs that no sandbox with a filtered network reaches, whatever its policy says."`
 	Images           Images            `yaml:"images" json:"images,omitzero" help:"Images of registries, which the server fetches and loads into the engines."`
-	Mounts           mounts.Settings   `yaml:"mounts" json:"mounts,omitzero" help:"What of this machine sandboxes may have mounted."`
-	Agent            string            `yaml:"agent" json:"agent,omitempty" help:"Path of sandboxer-agent for the platform of the engines; empty means beside the running program."`
-	Transport        string            `yaml:"transport" json:"transport,omitempty" enum:"auto,openssh,native" help:"How SSH is spoken: by the machine's own ssh, or by this program; auto takes ssh where it is."`
+	Mounts           mounts.Settings   `yaml:"mounts" json:"mounts,omitzero" help:"Which directories of this machine sandboxes can mount."`
+	Agent            string            `yaml:"agent" json:"agent,omitempty" help:"Path of sandboxer-agent for the platform of the engines; empty means next to the running program."`
 	SSHConfig        string            `yaml:"ssh_config" json:"ssh_config,omitempty" help:"ssh configuration file; empty means the account's and the system's."`
 }
 
 // Engine is one engine.
 type Engine struct {
 	Address  string `yaml:"address" json:"address" format:"line" help:"unix:///path of a socket, tcp://host:port with certificates, or ssh://user@host[:port][/path of the socket there]."`
-	CA       string `yaml:"ca" json:"ca,omitempty" format:"abspath" help:"For tcp: file with the certificates that the engine's is signed by, in PEM."`
-	Cert     string `yaml:"cert" json:"cert,omitempty" format:"abspath" help:"For tcp: file with the certificate that the server shows, in PEM."`
+	CA       string `yaml:"ca" json:"ca,omitempty" format:"abspath" help:"For tcp: file with the authorities that sign the engine's certificate, in PEM."`
+	Cert     string `yaml:"cert" json:"cert,omitempty" format:"abspath" help:"For tcp: file with the server's client certificate, in PEM."`
 	Key      string `yaml:"key" json:"key,omitempty" format:"abspath" help:"For tcp: file with the key of cert, in PEM."`
-	Capacity int    `yaml:"capacity" json:"capacity,omitempty" min:"1" help:"Sandboxes on this engine at once, in place of the capacity of all."`
+	Capacity int    `yaml:"capacity" json:"capacity,omitempty" min:"1" help:"Maximum number of sandboxes on this engine, in place of the extension's capacity."`
 }
 
-// Images are the settings for images of registries. They are those of the adapter local.
+// Images are the settings for images of registries.
 type Images struct {
-	Pull        string              `yaml:"pull" json:"pull,omitempty" enum:"missing,always,never" help:"When a registry is asked what a tag stands for; a digest is asked about only if its image is not here."`
-	Registries  []string            `yaml:"registries" json:"registries,omitempty" help:"The only registries to pull from, as host[:port], with the server's credentials for everybody; empty means any, and for who is no administrator public ones without credentials."`
-	Insecure    []string            `yaml:"insecure" json:"insecure,omitempty" help:"Registries that may speak plain HTTP, as host[:port]; those on loopback may anyway."`
-	Mirrors     map[string][]string `yaml:"mirrors" json:"mirrors,omitempty" help:"By registry: hosts that are asked first."`
-	Never       []string            `yaml:"never" json:"never,omitempty" help:"Addresses and CIDRs that are not pulled from at the wish of who is no administrator, beside private ones."`
-	Keep        int64               `yaml:"keep" json:"keep,omitempty" unit:"bytes" min:"1MiB" help:"Size of the store of layers, and of what was loaded into one engine, beyond which what is not used is removed."`
-	MaxDownload int64               `yaml:"max_download" json:"max_download,omitempty" unit:"bytes" min:"1KiB" help:"Largest image, as it is fetched."`
+	images.Settings
+	Never       []string `yaml:"never" json:"never,omitempty" help:"Addresses and CIDRs, in addition to private ones, from which callers without administrator rights cannot pull."`
+	Keep        int64    `yaml:"keep" json:"keep,omitempty" unit:"bytes" min:"1MiB" help:"Maximum size of the store of layers, and of the images loaded into one engine; unused content beyond it is removed."`
+	MaxDownload int64    `yaml:"max_download" json:"max_download,omitempty" unit:"bytes" min:"1KiB" help:"Maximum size of an image as it is fetched."`
 }
 
 func (i *Images) never() ([]netip.Prefix, error) { return egress.Prefixes("images.never", i.Never) }
@@ -77,7 +73,7 @@ const defaultSocket = "/var/run/docker.sock"
 // An address is where an engine listens.
 type address struct {
 	scheme string // unix, tcp or ssh
-	host   string // host:port of tcp, what one types after ssh
+	host   string // host:port of tcp, the argument of ssh
 	socket string // path of unix and ssh
 }
 
@@ -133,14 +129,14 @@ func (c *Config) Validate() error {
 		case err != nil:
 			return err
 		case a.scheme == "tcp" && (en.CA == "" || en.Cert == "" || en.Key == ""):
-			return sandboxer.E(sandboxer.Invalid, nil, "engines: %s is reached by TCP, which takes ca, cert and key: whoever reaches an engine without them is as good as root on its machine", name)
+			return sandboxer.E(sandboxer.Invalid, nil, "engines: %s is reached by TCP, which needs ca, cert and key: any client that can use an engine is as good as root on its machine", name)
 		case a.scheme != "tcp" && (en.CA != "" || en.Cert != "" || en.Key != ""):
 			return sandboxer.E(sandboxer.Invalid, nil, "engines: %s has certificates, which are for tcp:// alone", name)
 		}
 	}
 	switch {
 	case !networkName.MatchString(c.Network), c.Network == "host", c.Network == "none", strings.HasPrefix(c.Network, "container"):
-		return sandboxer.E(sandboxer.Invalid, nil, "network: %q is no network that sandboxes could have", c.Network)
+		return sandboxer.E(sandboxer.Invalid, nil, "network: %q is not a network that sandboxes can have", c.Network)
 	}
 	if c.Runtime != "" && !networkName.MatchString(c.Runtime) {
 		return sandboxer.E(sandboxer.Invalid, nil, "runtime: %q cannot be the name of a runtime", c.Runtime)
@@ -160,7 +156,7 @@ func (c *Config) Validate() error {
 	return err
 }
 
-// Adapter is what package adapters lists.
+// Adapter is this package's entry in package adapters.
 var Adapter = sandboxer.Typed(sandboxer.Adapter{
 	Kind:  "docker",
 	Title: "Containers of Docker and Podman",
@@ -172,10 +168,10 @@ var Adapter = sandboxer.Typed(sandboxer.Adapter{
 		sandboxer.CanDiscover, sandboxer.CanList, sandboxer.CanSnapshot, sandboxer.CanPause, sandboxer.CanRenew, sandboxer.CanCapacity, sandboxer.CanStats,
 		sandboxer.CanNetwork, sandboxer.CanPool, sandboxer.CanAgent, sandboxer.CanProcesses, sandboxer.CanWatch, sandboxer.CanNotify},
 	Inputs: []sandboxer.Input{
-		{Name: "grants", Restricted: true, Help: "capabilities that root in the sandbox has beyond the usual ones, with commas between them; of those that the extension's grants list"},
+		{Name: "grants", Restricted: true, Help: "capabilities that root in the sandbox has beyond the usual ones, separated by commas; the extension's grants must list them"},
 		{Name: "repo", Restricted: true, Help: "directory of the broker's machine, absolute, that is copied into the workspace"},
-		{Name: "sandbox_id", Help: "the sandbox's ID; a fresh one is made if it is not given"},
+		{Name: "sandbox_id", Help: "the sandbox's ID; without it a new one is made"},
 	},
-}, Config{Capacity: 50, Memory: 2 << 30, PIDs: 2048, Network: "bridge", Transport: "auto", Images: Images{
-	Pull: "missing", Keep: 20 << 30, MaxDownload: 16 << 30,
+}, Config{Capacity: 50, Memory: 2 << 30, PIDs: 2048, Network: "bridge", Images: Images{
+	Settings: images.Settings{Pull: "missing"}, Keep: 20 << 30, MaxDownload: 16 << 30,
 }}, open)

@@ -19,6 +19,7 @@ import (
 	"github.com/sand-boxer/sandboxer/extensiontest"
 	"github.com/sand-boxer/sandboxer/internal/buildtest"
 	"github.com/sand-boxer/sandboxer/internal/engine/enginetest"
+	"github.com/sand-boxer/sandboxer/internal/notes"
 )
 
 var dockerEngine enginetest.Docker
@@ -59,7 +60,7 @@ func (en testEngine) options(t testing.TB, owner string) options {
 }
 
 func (o options) open(ctx context.Context, log *slog.Logger) (*extension, error) {
-	ext, err := Adapter.Open(ctx, sandboxer.Env{Extension: "ext.docker", Owner: o.owner, Dir: o.dir, Log: log,
+	ext, err := Adapter.Open(ctx, sandboxer.Env{Extension: "ext.docker", Owner: o.owner, Dir: o.dir, Notes: notes.New(o.dir, "ext.docker", []byte(o.owner)), Log: log,
 		Decode: func(v any) error {
 			data, err := json.Marshal(o.config)
 			if err != nil {
@@ -111,8 +112,9 @@ func TestConformance(t *testing.T) {
 				Open:     func(t *testing.T) sandboxer.Extension { return o.must(t) },
 				Stranger: func(t *testing.T) sandboxer.Extension { return stranger.must(t) },
 				Spec:     sandboxer.Spec{Owner: "conformance"},
+				Parallel: 3,
 				Want:     Adapter.Capabilities,
-				Enforces: []extensiontest.Feature{extensiontest.CPU, extensiontest.Memory, extensiontest.PIDs, extensiontest.Network, extensiontest.Hostname, extensiontest.Owned},
+				Enforces: []extensiontest.Feature{extensiontest.CPU, extensiontest.Memory, extensiontest.PIDs, extensiontest.Network, extensiontest.Hostname, extensiontest.OwnName, extensiontest.Locale, extensiontest.Owned},
 				Kill: func(t *testing.T, h sandboxer.Handle) {
 					e := o.opened(t)
 					b, err := e.find(t.Context(), h)
@@ -134,6 +136,7 @@ func TestConformance(t *testing.T) {
 				},
 				Outside: func(t *testing.T) netip.AddrPort { return netip.MustParseAddrPort(outside(t).public + ":7") },
 				Connect: func(to netip.AddrPort) []string { return connect(to.String()) },
+				Socket:  func(family int) []string { return []string{"/bin/echoer", "socket", fmt.Sprint(family)} },
 				Listen:  func(port int) []string { return []string{"/bin/echoer", fmt.Sprintf("127.0.0.1:%d", port)} },
 				Bare: func(t *testing.T) sandboxer.Extension {
 					bare := o
@@ -149,8 +152,9 @@ func TestConformance(t *testing.T) {
 			}
 			stays := o.stays(t)
 			if name == "podman" && os.Getenv("SANDBOXER_TEST_WHOLE") == "" {
-				// What differs between engines; SANDBOXER_TEST_WHOLE=1 runs the rest, which takes minutes.
-				extensiontest.RunGroups(t, h, "core", "exec", "archive", "probe", "list", "snapshot", "pause", "network", "agent", "notify", "mounts")
+				// Tests that depend on the engine; SANDBOXER_TEST_WHOLE=1 runs the rest, which takes
+				// minutes.
+				extensiontest.RunGroups(t, h, "core", "exec", "probe", "list", "snapshot", "pause", "network", "notify", "mounts")
 			} else {
 				extensiontest.Run(t, h)
 			}
@@ -160,11 +164,12 @@ func TestConformance(t *testing.T) {
 	}
 }
 
-// stays makes a sandbox that is there until end is called: what sandboxes share stays with it.
+// stays makes a sandbox that exists until end is called: shared objects of sandboxes stay with
+// it.
 func (o options) stays(t *testing.T) (end func()) {
 	t.Helper()
 	e := o.must(t)
-	spec := sandboxer.Spec{ID: "stays", Generation: 1, Owner: o.owner, Place: e.names[0]}
+	spec := sandboxer.Spec{ID: "stays", Generation: 1, Owner: o.owner, Place: e.hosts.Names()[0]}
 	if _, err := e.Provision(t.Context(), spec); err != nil {
 		t.Fatal(err)
 	}
@@ -178,7 +183,7 @@ func (o options) stays(t *testing.T) (end func()) {
 	}
 }
 
-// nothingLeft reports what is on the engines of an extension that has no sandbox and no snapshot.
+// nothingLeft reports the objects on the engines of an extension without a sandbox or a snapshot.
 func nothingLeft(t *testing.T, o options) {
 	t.Helper()
 	e := o.must(t)
@@ -203,10 +208,9 @@ func nothingLeft(t *testing.T, o options) {
 			t.Errorf("images without a name are left: %+v, %v", dangling, err)
 		}
 	}
-	for _, dir := range []string{"box", "mount"} {
-		if files, _ := filepath.Glob(e.dir(dir, "*")); len(files) > 0 {
-			t.Errorf("left over: %q", files)
-		}
+	keys, err := e.env.Notes.List(t.Context())
+	if files, _ := filepath.Glob(e.dir("mount", "*")); err != nil || len(keys)+len(files) > 0 {
+		t.Errorf("left over: %q, %q, %v", keys, files, err)
 	}
 }
 

@@ -1,6 +1,7 @@
 package docker
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -8,7 +9,6 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"slices"
 	"sync"
 	"time"
 
@@ -16,11 +16,12 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/agent"
-	"github.com/sand-boxer/sandboxer/internal/filelock"
+	"github.com/sand-boxer/sandboxer/internal/hosts"
+	"github.com/sand-boxer/sandboxer/internal/images"
+	"github.com/sand-boxer/sandboxer/internal/notes"
 	"github.com/sand-boxer/sandboxer/internal/program"
 	"github.com/sand-boxer/sandboxer/internal/sshrun"
 	"github.com/sand-boxer/sandboxer/internal/usernet"
-	"github.com/sand-boxer/sandboxer/internal/wholefile"
 )
 
 // extension is the sandboxer.Extension.
@@ -30,27 +31,26 @@ type extension struct {
 	cfg      Config
 	env      sandboxer.Env
 	log      *slog.Logger
-	names    []string // of hosts, sorted
-	hosts    map[string]*host
+	hosts    hosts.Set[*host]
 	pool     *sshrun.Pool // nil without an engine over SSH
-	images   *imageStore
+	images   *images.Store
 	programs program.Finder
 
 	mayFilter bool            // networks of containers on this machine
 	resolvers func() []string // for sandboxes, host:port
 
-	connectTime time.Duration // how long a connection to an agent may take to come; tests want less
+	agents      agent.Clients // by external name
+	connectTime time.Duration // how long opening a connection to an agent may take; tests use less
 
 	mu     sync.Mutex
-	agents map[string]*agentClient // by external name
-	links  map[string]*link        // by key
-	sweeps map[string]*time.Timer  // by host: what is going to be removed there
+	links  map[string]*link       // by key
+	sweeps map[string]*time.Timer // by host: pending removals there
 	work   sync.WaitGroup
 	ctx    context.Context // ends with Close
 	end    context.CancelFunc
 }
 
-// The compiler checks what the adapter claims.
+// The compiler checks what the adapter claims, in addition to the methods that only agent.Capabilities has.
 var _ interface {
 	sandboxer.Extension
 	sandboxer.Placer
@@ -60,9 +60,6 @@ var _ interface {
 	sandboxer.Narrower
 	sandboxer.Cacher
 	sandboxer.Execer
-	sandboxer.Filer
-	sandboxer.Archiver
-	sandboxer.Dialer
 	sandboxer.Prober
 	sandboxer.Discoverer
 	sandboxer.Lister
@@ -73,17 +70,17 @@ var _ interface {
 	sandboxer.CapacityReporter
 	sandboxer.StatsReader
 	sandboxer.Pooler
-	sandboxer.AgentDialer
-	sandboxer.ProcessManager
-	sandboxer.Watcher
 	sandboxer.Notifier
 	io.Closer
 } = (*extension)(nil)
 
-// open asks no engine anything: one that is away is so for its own sandboxes alone. Where none is named, and
-// this machine has none, there is nothing to open.
+// open calls no engine: one that is away affects only its own sandboxes. If none is configured, and this machine
+// has none, open fails.
 func open(ctx context.Context, env sandboxer.Env, cfg Config) (_ sandboxer.Extension, err error) {
-	e := &extension{cfg: cfg, env: env, log: env.Log, hosts: map[string]*host{}, agents: map[string]*agentClient{}, connectTime: connectTime, sweeps: map[string]*time.Timer{},
+	if err := cmp.Or(notes.Move(ctx, env.Notes, filepath.Join(env.Dir, "box"), ".json"), notes.Move(ctx, env.Notes, filepath.Join(env.Dir, "agent"), "")); err != nil {
+		return nil, err
+	}
+	e := &extension{cfg: cfg, env: env, log: env.Log, hosts: hosts.Set[*host]{}, connectTime: connectTime, sweeps: map[string]*time.Timer{},
 		links: map[string]*link{}, mayFilter: mayFilter(cfg), resolvers: usernet.HostResolvers()}
 	if len(cfg.DNS) > 0 {
 		e.resolvers = func() []string { return cfg.DNS }
@@ -95,7 +92,7 @@ func open(ctx context.Context, env sandboxer.Env, cfg Config) (_ sandboxer.Exten
 	}
 	defer func() {
 		if err != nil {
-			e.hideAll()   // with the hosts that there are: mostly it needs none
+			e.hideAll()   // with the present hosts: usually it needs none
 			_ = e.Close() // there is an error already
 		}
 	}()
@@ -103,19 +100,14 @@ func open(ctx context.Context, env sandboxer.Env, cfg Config) (_ sandboxer.Exten
 		_, err := e.programs.Find(agentFile, "amd64", cfg.Agent)
 		return nil, sandboxer.E(sandboxer.Unavailable, err, "%s", sandboxer.Message(err)).WithHint("%s", sandboxer.HintOf(err))
 	}
-	for _, d := range []string{"box", "lock", "agent", "image", "mount"} {
+	for _, d := range []string{"image", "mount"} {
 		if err := os.MkdirAll(e.dir(d), 0o700); err != nil {
 			return nil, sandboxer.E(sandboxer.Unavailable, err, "the directory of %s cannot be made", env.Extension)
 		}
 	}
-	for _, d := range []string{"box", "agent"} {
-		if err := wholefile.Sweep(e.dir(d)); err != nil {
-			e.log.Warn("what a former server was writing stays", "extension", env.Extension, "err", err)
-		}
-	}
 	engines := cfg.Engines
 	if len(engines) == 0 {
-		if err := unix.Access(defaultSocket, unix.W_OK); errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) { // it is tried again
+		if err := unix.Access(defaultSocket, unix.W_OK); errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) { // retried later
 			return nil, sandboxer.E(sandboxer.NotFound, err, "there is no Docker engine on this machine that this account may use (%s)", defaultSocket).
 				WithHint("install one, have the account use it, or name others in engines in the config of %s", env.Extension)
 		}
@@ -127,30 +119,28 @@ func open(ctx context.Context, env sandboxer.Env, cfg Config) (_ sandboxer.Exten
 			return nil, err
 		}
 		e.hosts[name] = h
-		e.names = append(e.names, name)
 	}
-	slices.Sort(e.names)
 	e.hideAll()
-	if e.images, err = e.newImageStore(); err != nil {
+	if err = e.openImages(); err != nil {
 		return nil, sandboxer.E(sandboxer.Unavailable, err, "the image store cannot be prepared")
 	}
-	for _, h := range e.hosts { // what a former server had there, which may have died before it removed it
-		if _, err := os.Lstat(e.agentNote(h)); err == nil {
+	keys, err := env.Notes.List(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, k := range keys {
+		if h := e.hosts[k]; h != nil { // an earlier server may have died before it removed its objects there
 			e.sweepSoon(h)
 		}
 	}
-	if err = e.reconnect(); err != nil {
-		return nil, err
-	}
+	e.reconnect(keys)
 	return e, nil
 }
 
-// Close ends connections and removes what no sandbox needs; sandboxes go on.
+// Close ends connections and removes what no sandbox needs; sandboxes continue.
 func (e *extension) Close() error {
+	_ = e.agents.Close()
 	e.mu.Lock()
-	for _, c := range e.agents {
-		c.Close()
-	}
 	var due []*host
 	for name, t := range e.sweeps {
 		if t.Stop() {
@@ -179,7 +169,7 @@ func (e *extension) Close() error {
 		h.api.Close()
 	}
 	if e.images != nil {
-		e.images.store.Close()
+		e.images.Close()
 	}
 	if e.pool != nil {
 		return e.pool.Close()
@@ -188,12 +178,12 @@ func (e *extension) Close() error {
 }
 
 const (
-	// sweepTime is how long what sandboxes share stays on an engine after the last one, for the
-	// next.
+	// sweepTime is how long the shared objects of sandboxes stay on an engine after the last one, for
+	// the next.
 	sweepTime = time.Minute
-	// closeTime is how long removing it may take where the server ends.
+	// closeTime is how long that removal may take when the server ends.
 	closeTime = 1500 * time.Millisecond
-	// undoTime is how long a create that failed may take to remove what it made.
+	// undoTime is how long a failed create may take to remove what it made.
 	undoTime = 30 * time.Second
 )
 
@@ -201,26 +191,22 @@ func (e *extension) dir(parts ...string) string {
 	return filepath.Join(append([]string{e.env.Dir}, parts...)...)
 }
 
-// lock excludes everybody else, also other processes of this installation, from changing what
-// key names. Locks of what many use, and few remove, are shared.
-func (e *extension) lock(ctx context.Context, key string, k filelock.Kind) (*filelock.Lock, error) {
-	l, err := filelock.Take(ctx, e.dir("lock", key), k)
-	switch {
-	case err == nil:
-		return l, nil
-	case ctx.Err() != nil:
-		return nil, ctx.Err()
-	}
-	return nil, sandboxer.E(sandboxer.Unavailable, err, "the lock of %s cannot be taken", key)
+// tryLock takes a lock only if it is free.
+func (e *extension) tryLock(key string) (unlock func(), err error) {
+	done, cancel := context.WithCancel(context.Background())
+	cancel()
+	return e.env.Notes.Lock(done, key)
 }
 
-// each asks several engines at once, in turn where there is but one.
-func each(hosts []*host, f func(*host) error) error {
-	errs := make([]error, len(hosts))
-	var wg sync.WaitGroup
-	for i, h := range hosts {
-		wg.Go(func() { errs[i] = f(h) })
+// Without implements sandboxer.Narrower: an image that the engine makes of a container contains what its own runtime wrote.
+// gVisor keeps writes in a layer of its own, unless it is configured otherwise. And networks can be changed only if they are
+// filtered.
+func (e *extension) Without() (without []sandboxer.Capability) {
+	if e.cfg.Runtime != "" {
+		without = append(without, sandboxer.CanSnapshot)
 	}
-	wg.Wait()
-	return errors.Join(errs...)
+	if !e.filtersAny() {
+		without = append(without, sandboxer.CanNetwork)
+	}
+	return without
 }

@@ -5,9 +5,10 @@ import (
 	"strings"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/inside"
 )
 
-// capabilityNames are those of Linux (capabilities(7)) without CAP_, as engines take them.
+// capabilityNames are those of Linux (capabilities(7)) without CAP_, as engines accept them.
 var capabilityNames = []string{
 	"AUDIT_CONTROL", "AUDIT_READ", "AUDIT_WRITE", "BLOCK_SUSPEND", "BPF", "CHECKPOINT_RESTORE", "CHOWN", "DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER", "FSETID",
 	"IPC_LOCK", "IPC_OWNER", "KILL", "LEASE", "LINUX_IMMUTABLE", "MAC_ADMIN", "MAC_OVERRIDE", "MKNOD", "NET_ADMIN", "NET_BIND_SERVICE", "NET_BROADCAST", "NET_RAW",
@@ -31,8 +32,8 @@ func capabilityList(of string, names []string) ([]string, error) {
 	return slices.Compact(all), nil
 }
 
-// grants are the capabilities that a sandbox has beyond those that all have. Invalid: one is none.
-// Denied: the configuration does not let it be granted, whoever asks.
+// grants are a sandbox's capabilities in addition to those that all have. Invalid: a name is no
+// capability. Denied: the configuration lets no caller have it.
 func (e *extension) grants(spec sandboxer.Spec) ([]string, error) {
 	value := spec.Inputs["grants"]
 	if value == "" {
@@ -46,7 +47,8 @@ func (e *extension) grants(spec sandboxer.Spec) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	all = slices.DeleteFunc(all, func(c string) bool { return slices.Contains(guestCapabilities, c) })
+	usual := inside.Capabilities()
+	all = slices.DeleteFunc(all, func(c string) bool { return slices.Contains(usual, c) })
 	for _, c := range all {
 		if !slices.Contains(may, c) {
 			return nil, sandboxer.E(sandboxer.Denied, nil, "input grants: %s does not let the capability %s be granted", e.env.Extension, c).

@@ -15,8 +15,8 @@ func granted(names string) func(*sandboxer.Spec) {
 
 const effective = "sed -n 's/^CapEff:[[:space:]]*//p' /proc/self/status"
 
-// TestGrants: what the configuration lists is given to who names it, and to nobody else; also to what is
-// claimed and restored.
+// TestGrants: a sandbox gets configured capabilities if it names them, and no others; also if it is
+// claimed or restored.
 func TestGrants(t *testing.T) {
 	const usual, more = "00000000a00405fb", "00000000a00c25fb" // with NET_RAW (13) and SYS_PTRACE (19)
 	for name, start := range engines {

@@ -4,14 +4,14 @@ import (
 	"cmp"
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"net"
-	"os"
 	"sync"
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/engine"
+	"github.com/sand-boxer/sandboxer/internal/hosts"
+	"github.com/sand-boxer/sandboxer/internal/protocol"
 	"github.com/sand-boxer/sandboxer/internal/sshrun"
 )
 
@@ -22,19 +22,19 @@ type host struct {
 	capacity int
 	socket   string // Unix socket of this machine, or empty
 
-	looking chan struct{} // held by who looks at the engine
+	looking chan struct{} // held by the call that uses the next two
+	known   *engine.Info
+	looked  time.Time
 
-	mu     sync.Mutex
-	known  *engine.Info
-	looked time.Time
-	// startables are images, by ID, that were looked at (startable).
+	mu sync.Mutex
+	// startables are checked images, by ID (startable).
 	startables map[string]bool
 }
 
-// maxStartables is how many of them are remembered.
+// maxStartables is how many of them are kept.
 const maxStartables = 1000
 
-// dialTime bounds the making of one connection.
+// dialTime bounds the opening of one connection.
 const dialTime = 15 * time.Second
 
 func (e *extension) newHost(name string, en Engine) (*host, error) {
@@ -50,22 +50,19 @@ func (e *extension) newHost(name string, en Engine) (*host, error) {
 	dial := func(ctx context.Context) (net.Conn, error) { return d.DialContext(ctx, "unix", a.socket) }
 	switch a.scheme {
 	case "tcp":
-		conf, err := en.tls()
+		conf, err := protocol.TLS(en.CA, en.Cert, en.Key)
 		if err != nil {
 			return nil, sandboxer.E(sandboxer.KindOf(err), err, "engines: %s: %s", name, sandboxer.Message(err))
 		}
+		conf.MinVersion = tls.VersionTLS12 // for older engines
 		dial = func(ctx context.Context) (net.Conn, error) {
-			ctx, cancel := context.WithTimeout(ctx, dialTime) // the handshake, too
+			ctx, cancel := context.WithTimeout(ctx, dialTime) // including the handshake
 			defer cancel()
 			return (&tls.Dialer{NetDialer: d, Config: conf}).DialContext(ctx, "tcp", a.host)
 		}
 	case "ssh":
 		if e.pool == nil {
-			transport := e.cfg.Transport
-			if transport == "auto" {
-				transport = ""
-			}
-			if e.pool, err = sshrun.New(sshrun.Options{Transport: transport, Config: e.cfg.SSHConfig, Log: e.log}); err != nil {
+			if e.pool, err = sshrun.New(sshrun.Options{Config: e.cfg.SSHConfig, Log: e.log}); err != nil {
 				return nil, err
 			}
 		}
@@ -81,42 +78,19 @@ func (e *extension) newHost(name string, en Engine) (*host, error) {
 	return h, nil
 }
 
-// tls is what an engine over TCP is spoken to with.
-func (en Engine) tls() (*tls.Config, error) {
-	cannot := func(err error, file string) error {
-		return sandboxer.E(sandboxer.Unavailable, err, "the certificates in %s cannot be read", file)
-	}
-	pem, err := os.ReadFile(en.CA)
-	if err != nil {
-		return nil, cannot(err, en.CA)
-	}
-	roots := x509.NewCertPool()
-	if !roots.AppendCertsFromPEM(pem) {
-		return nil, cannot(nil, en.CA)
-	}
-	cert, err := tls.LoadX509KeyPair(en.Cert, en.Key)
-	if err != nil {
-		return nil, cannot(err, en.Cert)
-	}
-	return &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12}, nil
-}
-
-// knownTime is how long what an engine said of itself counts.
+// knownTime is how long an engine's description of itself is used.
 const knownTime = time.Minute
 
-// look returns what the engine is.
+// look returns the engine's description.
 func (h *host) look(ctx context.Context) (engine.Info, error) {
-	select { // one that asks is enough
+	select { // one call that asks is enough
 	case h.looking <- struct{}{}:
 		defer func() { <-h.looking }()
 	case <-ctx.Done():
 		return engine.Info{}, ctx.Err()
 	}
-	h.mu.Lock()
-	known, looked := h.known, h.looked
-	h.mu.Unlock()
-	if known != nil && time.Since(looked) < knownTime {
-		return *known, nil
+	if h.known != nil && time.Since(h.looked) < knownTime {
+		return *h.known, nil
 	}
 	info, err := h.api.Info(ctx)
 	if err != nil {
@@ -125,25 +99,11 @@ func (h *host) look(ctx context.Context) (engine.Info, error) {
 	if info.OSType != "" && info.OSType != "linux" {
 		return info, sandboxer.E(sandboxer.Unsupported, nil, "the engine %s runs containers of %s, and sandboxes are of Linux", h.name, info.OSType)
 	}
-	h.mu.Lock()
 	h.known, h.looked = &info, time.Now()
-	h.mu.Unlock()
 	return info, nil
 }
 
-// podman reports whether the engine is Podman's, which stays so: it is asked once.
-func (h *host) podman(ctx context.Context) (bool, error) {
-	h.mu.Lock()
-	known := h.known
-	h.mu.Unlock()
-	if known != nil {
-		return known.Podman, nil
-	}
-	info, err := h.look(ctx)
-	return info.Podman, err
-}
-
-// host is the one of that name.
+// host returns the host of that name.
 func (e *extension) host(name string) (*host, error) {
 	if h := e.hosts[name]; h != nil {
 		return h, nil
@@ -152,15 +112,19 @@ func (e *extension) host(name string) (*host, error) {
 		WithHint("an operator adds it to engines in the config of %s", e.env.Extension)
 }
 
-// where are the hosts that a handle may mean.
-func (e *extension) where(h sandboxer.Handle) ([]*host, error) {
-	if h.Host != "" {
-		ho, err := e.host(h.Host)
-		return []*host{ho}, err
+// where returns the host of that name, or all without a name.
+func (e *extension) where(name string) (hosts.Set[*host], error) {
+	if name == "" {
+		return e.hosts, nil
 	}
-	var all []*host
-	for _, n := range e.names {
-		all = append(all, e.hosts[n])
+	h, err := e.host(name)
+	return hosts.Set[*host]{name: h}, err
+}
+
+// here returns the first process of a container if it runs on this machine.
+func (h *host) here(c engine.ContainerDetail) (engine.Process, error) {
+	if h.socket == "" {
+		return engine.Process{}, engine.ErrElsewhere
 	}
-	return all, nil
+	return engine.First(c)
 }

@@ -27,6 +27,7 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/engine"
 	"github.com/sand-boxer/sandboxer/internal/engine/enginetest"
 	"github.com/sand-boxer/sandboxer/internal/images/registrytest"
+	"github.com/sand-boxer/sandboxer/internal/notes"
 )
 
 func order(id string, o options, change ...func(*sandboxer.Spec)) sandboxer.Spec {
@@ -79,7 +80,7 @@ func wantKind(t *testing.T, err error, want sandboxer.Kind, words ...string) {
 	}
 }
 
-// raw asks the engine itself.
+// raw calls the engine directly.
 func (en testEngine) raw(t *testing.T, method, path, body string) string {
 	t.Helper()
 	c := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -103,7 +104,7 @@ func (en testEngine) raw(t *testing.T, method, path, body string) string {
 	return string(data)
 }
 
-// TestInside looks at the defaults from inside, and at what the engine tells of a sandbox.
+// TestInside checks the defaults from inside, and the engine's description of a sandbox.
 func TestInside(t *testing.T) {
 	for name, start := range engines {
 		t.Run(name, func(t *testing.T) {
@@ -139,6 +140,8 @@ func TestInside(t *testing.T) {
 				"the kernel's settings can be changed":    "! { echo 1 >/proc/sys/kernel/panic; } 2>/dev/null || echo changed",
 				"a socket of an engine is there":          "for s in /var/run/docker.sock /run/docker.sock /run/podman/podman.sock; do [ ! -e $s ] || echo $s; done",
 				"swap can be used":                        "for f in /sys/fs/cgroup/memory.swap.max /sys/fs/cgroup/memory/memory.memsw.limit_in_bytes; do [ ! -e $f ] || case $(cat $f) in 0|268435456) ;; *) cat $f;; esac; done",
+				"/dev/shm is not half of the memory":      "[ $(df -k /dev/shm | awk 'END { print $2 }') = 131072 ] || df -k /dev/shm",
+				"the host name is nobody's":               "grep -q \"^127.0.1.1.*$(hostname)\" /etc/hosts || cat /etc/hosts",
 				"the limit of processes is not the usual": "for f in /sys/fs/cgroup/pids.max /sys/fs/cgroup/pids/pids.max; do [ ! -e $f ] || [ $(cat $f) = 2048 ] || cat $f; done",
 			} {
 				if got := run(t, e, h, script); got != "" {
@@ -146,7 +149,7 @@ func TestInside(t *testing.T) {
 				}
 			}
 
-			// Nobody who may look at containers or images sees what is in the environment.
+			// Callers that may inspect containers or images do not see the environment.
 			snap, err := e.Snapshot(t.Context(), h, "inside-snapshot")
 			if err != nil {
 				t.Fatal(err)
@@ -197,12 +200,21 @@ func TestInside(t *testing.T) {
 				t.Errorf("WaitReady: %+v, %v", r, err)
 			}
 
-			// An idle sandbox has one process that leads to it, at most.
+			// No process connects to the agent of a sandbox on this machine, and at most one to that of another machine's idle
+			// sandbox.
+			const leading = `n=0; for p in /proc/[0-9]*; do case $(tr '\0' ' ' <$p/cmdline 2>/dev/null) in "` + agentPath + ` connect"*) n=$((n+1));; esac; done; echo $n`
+			if n := run(t, e, h, leading); n != "0" {
+				t.Errorf("%s processes lead to the agent", n)
+			}
+			e.agents.Drop(e.name(h.SandboxID, h.Generation))
+			here := e.hosts["one"].socket
+			e.hosts["one"].socket = ""
+			defer func() { e.hosts["one"].socket = here }()
 			for range 3 {
 				run(t, e, h, "cat </dev/null")
 			}
 			for end := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
-				n := run(t, e, h, `n=0; for p in /proc/[0-9]*; do case $(tr '\0' ' ' <$p/cmdline 2>/dev/null) in "`+agentPath+` connect"*) n=$((n+1));; esac; done; echo $n`)
+				n := run(t, e, h, leading)
 				if n == "1" {
 					break
 				}
@@ -214,7 +226,7 @@ func TestInside(t *testing.T) {
 	}
 }
 
-// TestStrangers: what is not ours is neither touched nor taken for ours.
+// TestStrangers: objects of others are neither touched nor treated as ours.
 func TestStrangers(t *testing.T) {
 	for name, start := range engines {
 		t.Run(name, func(t *testing.T) {
@@ -222,7 +234,7 @@ func TestStrangers(t *testing.T) {
 			o := en.options(t, "strangers")
 			e := o.opened(t)
 			s := order("taken", o)
-			_, image := splitImage(en.image)
+			_, image, _ := strings.Cut(en.image, ":")
 			id, err := e.hosts["one"].api.CreateContainer(t.Context(), e.name(s.ID, 1), engine.ContainerConfig{Image: image, Entrypoint: []string{"true"}})
 			if err != nil {
 				t.Fatal(err)
@@ -240,8 +252,9 @@ func TestStrangers(t *testing.T) {
 				t.Errorf("the stranger's container: %v", err)
 			}
 
-			// Nor what another extension of the same installation has there.
-			other, err := Adapter.Open(t.Context(), sandboxer.Env{Extension: "ext.other", Owner: o.owner, Dir: t.TempDir(), Decode: func(v any) error {
+			// Nor objects of another extension of the same installation.
+			dir := t.TempDir()
+			other, err := Adapter.Open(t.Context(), sandboxer.Env{Extension: "ext.other", Owner: o.owner, Dir: dir, Notes: notes.New(dir, "ext.other", []byte(o.owner)), Decode: func(v any) error {
 				c := v.(*Config)
 				c.Engines, c.Image, c.Agent = e.cfg.Engines, e.cfg.Image, e.cfg.Agent
 				return nil
@@ -369,8 +382,9 @@ func TestImages(t *testing.T) {
 	}
 }
 
-// TestImageThatHoldsUp: an image whose files of users an engine would read without an end, or at the machine's devices, is refused
-// before the engine does; with it, neither the create nor any teardown would ever return. So is one with a link on the way to the agent.
+// TestImageThatHoldsUp: an image with passwd or group files that an engine would read without an end, or from the machine's devices, is
+// refused before the engine reads them; otherwise, neither the create nor any teardown would ever return. So is one with a link on the
+// path to the agent.
 func TestImageThatHoldsUp(t *testing.T) {
 	pipe, device := tar.Header{Typeflag: tar.TypeFifo, Mode: 0o644}, tar.Header{Typeflag: tar.TypeChar, Mode: 0o666, Devmajor: 1, Devminor: 5}
 	link := tar.Header{Typeflag: tar.TypeSymlink, Mode: 0o777, Linkname: "../pipe"}
@@ -409,7 +423,7 @@ func TestImageThatHoldsUp(t *testing.T) {
 					t.Fatal(err)
 				}
 				s := order("holdsup", o, func(s *sandboxer.Spec) { s.Image = "tar:" + file })
-				for range 2 { // what was looked at once, too
+				for range 2 { // also an image that was checked once
 					ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 					_, err := e.Provision(ctx, s)
 					cancel()
@@ -423,14 +437,14 @@ func TestImageThatHoldsUp(t *testing.T) {
 	}
 }
 
-// TestPublic: a sandbox with the mode public has the engine's network, where the operator says so, and
-// otherwise it is refused.
+// TestPublic: a sandbox with the mode public has the engine's network if the operator allows it; otherwise
+// it is refused.
 func TestPublic(t *testing.T) {
 	en := engines["docker"](t)
 	o := en.options(t, "public")
 	public := func(s *sandboxer.Spec) { s.Network = sandboxer.NetworkPolicy{Mode: sandboxer.NetworkPublic} }
 	refused := o.opened(t)
-	refused.mayFilter = false // as a server without rights
+	refused.mayFilter = false // like a server without rights
 	if !slices.Contains(refused.Without(), sandboxer.CanNetwork) {
 		t.Error("networks that cannot be filtered are said to be changed")
 	}
@@ -451,7 +465,7 @@ func TestPublic(t *testing.T) {
 	if got := run(t, e, h, "ls /sys/class/net | grep -v lo"); got == "" {
 		t.Error("it has no network")
 	}
-	// The addresses of its ports lead there from this machine.
+	// The addresses of its ports reach it from this machine.
 	if _, err := e.StartProcess(t.Context(), h, sandboxer.ProcessSpec{Args: []string{"/bin/echoer", "0.0.0.0:7777"}}); err != nil {
 		t.Fatal(err)
 	}
@@ -489,10 +503,12 @@ func TestRepo(t *testing.T) {
 		t.Errorf("inside: %q", got)
 	}
 	wantKind(t, e.check(order("none", o, func(s *sandboxer.Spec) { s.Inputs = map[string]string{"repo": "here"} })), sandboxer.Invalid, "absolute")
+	_, err := e.Provision(t.Context(), order("none", o, func(s *sandboxer.Spec) { s.User = "no-such-user" }))
+	wantKind(t, err, sandboxer.Invalid, "no-such-user")
 	wantKind(t, e.Admit(order("none", o, func(s *sandboxer.Spec) { s.Inputs = map[string]string{"repo": dir} }), "repo"), sandboxer.Denied)
 }
 
-// TestAgentVolume: what an operator removed, or somebody else wrote into, is made whole again.
+// TestAgentVolume: what an operator removed, or another process changed, is repaired.
 func TestAgentVolume(t *testing.T) {
 	for name, start := range engines {
 		t.Run(name, func(t *testing.T) {
@@ -508,7 +524,7 @@ func TestAgentVolume(t *testing.T) {
 			if err != nil || len(volumes) != 1 {
 				t.Fatalf("%+v, %v; want one", volumes, err)
 			}
-			if err := os.Remove(e.agentNote(e.hosts["one"])); err != nil { // of a process that is lost
+			if err := e.env.Notes.Delete(t.Context(), "one"); err != nil { // as of a process whose data is lost
 				t.Fatal(err)
 			}
 			filler, err := api.CreateContainer(t.Context(), "spoils", engine.ContainerConfig{Image: strings.TrimPrefix(en.image, "engine:"), Entrypoint: []string{"true"}, HostConfig: engine.HostConfig{
@@ -532,8 +548,8 @@ func TestAgentVolume(t *testing.T) {
 			if _, err := e.Teardown(t.Context(), second); err != nil {
 				t.Fatal(err)
 			}
-			// Another volume that was made within the same second looks like the one that was filled.
-			note, err := os.ReadFile(e.agentNote(e.hosts["one"]))
+			// Another volume that was made within the same second looks like the filled one.
+			note, err := e.env.Notes.Get(t.Context(), "one")
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -544,7 +560,7 @@ func TestAgentVolume(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := os.WriteFile(e.agentNote(e.hosts["one"]), bytes.ReplaceAll(note, []byte(volumes[0].CreatedAt), []byte(v.CreatedAt)), 0o600); err != nil {
+			if err := e.noteAgent(t.Context(), e.hosts["one"], strings.ReplaceAll(string(note.Value), volumes[0].CreatedAt, v.CreatedAt)); err != nil {
 				t.Fatal(err)
 			}
 			third := up(t, e, order("third", o))
@@ -553,7 +569,7 @@ func TestAgentVolume(t *testing.T) {
 				t.Fatal(err)
 			}
 
-			// An engine that was killed may have forgotten all labels of it; one that has others is no loss of an engine's.
+			// An engine that was killed may have lost all labels of it; a volume with other labels belongs to another owner.
 			again := func(labels map[string]string) {
 				t.Helper()
 				if err := api.RemoveVolume(t.Context(), v.Name); err != nil {
@@ -576,14 +592,14 @@ func TestAgentVolume(t *testing.T) {
 			_, err = e.Provision(t.Context(), order("fifth", o))
 			wantKind(t, err, sandboxer.Conflict, v.Name)
 			e.sweep(t.Context(), e.hosts["one"])
-			if err := api.RemoveVolume(t.Context(), v.Name); err != nil { // it was left alone
+			if err := api.RemoveVolume(t.Context(), v.Name); err != nil { // it was not touched
 				t.Error(err)
 			}
 		})
 	}
 }
 
-// TestFuseMovedWhileFrozen: the agent of one that stands still learns of its fuse when it goes on, also where that was cut short.
+// TestFuseMovedWhileFrozen: the agent of a paused sandbox gets its fuse at the resume, even if a crash interrupted that.
 func TestFuseMovedWhileFrozen(t *testing.T) {
 	o := engines["docker"](t).options(t, "fuse")
 	e := o.opened(t)
@@ -594,7 +610,7 @@ func TestFuseMovedWhileFrozen(t *testing.T) {
 	}
 	due := func(want bool) {
 		t.Helper()
-		if r, err := e.recall(b.key()); err != nil || r.FuseDue != want {
+		if r, err := e.recall(t.Context(), b.key()); err != nil || r.FuseDue != want {
 			t.Errorf("%+v, %v; want fuse_due %t", r, err, want)
 		}
 	}
@@ -619,8 +635,8 @@ func TestFuseMovedWhileFrozen(t *testing.T) {
 	due(false)
 }
 
-// TestSharedAfterAKill: what sandboxes share is removed also where the process that was to do it died, after the last of them
-// had gone, or before the first was there.
+// TestSharedAfterAKill: shared objects are removed even if the process that should have done so died, after the last sandbox had
+// gone, or before the first existed.
 func TestSharedAfterAKill(t *testing.T) {
 	en := engines["docker"](t)
 	o := en.options(t, "killed")
@@ -653,7 +669,7 @@ func TestSharedAfterAKill(t *testing.T) {
 			}
 		},
 		"before the first": func(t *testing.T, e *extension) {
-			if err := e.expectAgent(e.hosts["one"]); err != nil {
+			if err := e.noteAgent(t.Context(), e.hosts["one"], ""); err != nil {
 				t.Fatal(err)
 			}
 			labels := e.ours()
@@ -728,7 +744,7 @@ func TestConfig(t *testing.T) {
 	}
 }
 
-// FuzzMade: labels are anybody's.
+// FuzzMade: anyone can write labels.
 func FuzzMade(f *testing.F) {
 	f.Add(made{V: 1, User: "ci", Main: []string{"a"}}.label())
 	f.Add("e30")
@@ -749,8 +765,8 @@ func mustTag(t *testing.T, s string) name.Tag {
 	return tag
 }
 
-// TestPauseAfterExec: a sandbox goes on, however close its pause came to a command. A connection for one may be
-// on its way still when the command has ended.
+// TestPauseAfterExec: a sandbox can be resumed, however soon its pause follows a command. A connection for a command
+// may still be opening when the command has ended.
 func TestPauseAfterExec(t *testing.T) {
 	o := engines["docker"](t).options(t, "pauses")
 	e := o.opened(t)
@@ -761,7 +777,7 @@ func TestPauseAfterExec(t *testing.T) {
 	}
 	for i := range 20 {
 		var wg sync.WaitGroup
-		for range 2 { // one has the connection that is kept
+		for range 2 { // the other has the kept connection
 			wg.Go(func() {
 				if x, err := e.Exec(t.Context(), h, sandboxer.Cmd{Args: []string{"true"}}); err != nil || x.Code != 0 {
 					t.Errorf("round %d: %+v, %v", i, x, err)
@@ -778,8 +794,8 @@ func TestPauseAfterExec(t *testing.T) {
 		if err != nil {
 			t.Fatalf("round %d: %v", i, err)
 		}
-		// Docker hears of a pause from containerd after it was let go on, and is wrong about it for a moment. What it
-		// hears of a command of its own it hears later.
+		// Docker gets the news of a pause from containerd after the resume, and is wrong about it for a moment. News of its
+		// own command comes later.
 		for end := time.Now().Add(2 * time.Minute); ; {
 			x, err := b.host.api.Exec(t.Context(), b.container, agentUser, []string{"true"}, strings.NewReader(""), io.Discard, io.Discard)
 			if err == nil && x.Code == 0 {

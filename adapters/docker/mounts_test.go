@@ -24,10 +24,11 @@ import (
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/engine"
 	"github.com/sand-boxer/sandboxer/internal/engine/enginetest"
+	"github.com/sand-boxer/sandboxer/internal/images"
 	"github.com/sand-boxer/sandboxer/internal/mounts"
 )
 
-// TestMountsOfWhoDoesNotOpen: what one who died was showing goes also where the next one cannot open.
+// TestMountsOfWhoDoesNotOpen: mounts of a dead process are removed even if the next one cannot open.
 func TestMountsOfWhoDoesNotOpen(t *testing.T) {
 	if err := mounts.Can("ext.docker"); err != nil {
 		t.Skip(err)
@@ -39,11 +40,8 @@ func TestMountsOfWhoDoesNotOpen(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	sources, err := e.opener().Open(sandboxer.Spec{Vouched: []string{sandboxer.RestrictedMounts}, Mounts: []sandboxer.Mount{{Source: src, Target: "/mnt/d"}}})
-	if err == nil {
-		t.Cleanup(func() { mounts.Close(sources) })
-		err = mounts.Try(sources)
-	}
+	sources, err := e.opener().OpenToShow(sandboxer.Spec{Vouched: []string{sandboxer.RestrictedMounts}, Mounts: []sandboxer.Mount{{Source: src, Target: "/mnt/d"}}})
+	t.Cleanup(func() { mounts.Close(sources) })
 	if sandboxer.KindOf(err) == sandboxer.Unsupported {
 		t.Skip(err)
 	}
@@ -76,8 +74,8 @@ func TestMountsOfWhoDoesNotOpen(t *testing.T) {
 	}
 }
 
-// TestMountsLeaveNothing: what is shown to the engine is gone once the container has started, and what one who died has left
-// goes with the next server, or with the sandbox; sources stay, and a teardown names them.
+// TestMountsLeaveNothing: mounts shown to the engine are gone once the container has started, and remains of a dead process are
+// removed by the next server, or with the sandbox; sources stay, and a teardown names them.
 func TestMountsLeaveNothing(t *testing.T) {
 	o := engines["docker"](t).options(t, "mounts")
 	e := o.opened(t)
@@ -141,14 +139,14 @@ func TestMountsLeaveNothing(t *testing.T) {
 	}
 }
 
-// TestMountsElsewhere: an engine that does not see what the server mounts refuses in words.
+// TestMountsElsewhere: an engine that does not see the server's mounts refuses with a clear error.
 func TestMountsElsewhere(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
 	}
 	src := t.TempDir()
 	spec := sandboxer.Spec{ID: "x", Generation: 1, Image: "engine:y", Vouched: []string{sandboxer.RestrictedMounts, sandboxer.RestrictedImage}, Mounts: []sandboxer.Mount{{Source: src, Target: "/mnt/x"}}}
-	e := &extension{cfg: Config{}, hosts: map[string]*host{"far": {name: "far"}}, names: []string{"far"}, images: &imageStore{}}
+	e := &extension{cfg: Config{}, hosts: map[string]*host{"far": {name: "far"}}, images: &images.Store{}}
 	e.env.Dir = t.TempDir()
 	wantKind(t, e.Check(t.Context(), spec), sandboxer.Unsupported, "far", "another machine", "repo")
 	h := &host{name: "here", socket: "/nowhere/engine.sock"}
@@ -162,8 +160,8 @@ func TestMountsElsewhere(t *testing.T) {
 	wantKind(t, e.mountable(t.Context(), h, engine.Info{}), sandboxer.Unavailable, "here")
 }
 
-// TestMountsOfAService: a server with the mount namespace and the capabilities of the shipped unit, and those that docs/operate.md adds for
-// it, mounts what the engine sees; without them it refuses in words.
+// TestMountsOfAService: a server with the mount namespace and the capabilities of the shipped unit, and those that docs/how-to/run-as-a-service.md adds for
+// mounts, makes mounts that the engine sees; without them it refuses with a clear error.
 func TestMountsOfAService(t *testing.T) {
 	if dir := os.Getenv("SANDBOXER_TEST_SERVICE"); dir != "" {
 		mountsInService(t, dir)
@@ -211,7 +209,10 @@ func mountsInService(t *testing.T, dir string) {
 		s.Mounts = []sandboxer.Mount{{Source: src, Target: "/mnt/d"}}
 	})
 	if refused := os.Getenv("SANDBOXER_TEST_REFUSED"); refused != "" {
-		_, err := e.Provision(t.Context(), spec)
+		err := e.Check(t.Context(), spec) // the broker's first call
+		if err == nil {
+			_, err = e.Provision(t.Context(), spec)
+		}
 		if wantKind(t, err, sandboxer.Unsupported, refused); !strings.Contains(sandboxer.HintOf(err), "repo") {
 			t.Errorf("%v has the hint %q", err, sandboxer.HintOf(err))
 		}
@@ -230,7 +231,7 @@ func mountsInService(t *testing.T, dir string) {
 	nothingLeft(t, o)
 }
 
-// TestMountsByOthers: engines whose containers have other owners of files than this machine are known before anything is made.
+// TestMountsByOthers: engines whose containers have other owners of files than this machine are detected before anything is made.
 func TestMountsByOthers(t *testing.T) {
 	for name, tt := range map[string]struct {
 		start func(testing.TB) string
@@ -257,7 +258,7 @@ func TestMountsByOthers(t *testing.T) {
 			if !strings.Contains(sandboxer.HintOf(err), "repo") {
 				t.Errorf("%v has the hint %q", err, sandboxer.HintOf(err))
 			}
-			if !info.MemoryLimit || !info.PidsLimit { // as one without rights may be
+			if !info.MemoryLimit || !info.PidsLimit { // like one without rights
 				tt.words = "cannot limit"
 			}
 			_, err = e.Place(t.Context(), spec, nil)
@@ -269,7 +270,7 @@ func TestMountsByOthers(t *testing.T) {
 	}
 }
 
-// TestMountsUnseen: an engine whose socket is somebody else's, and which does not see what is shown to it, is told from one that fails.
+// TestMountsUnseen: an engine whose socket belongs to another process, and which does not see the mounts, is distinguished from one that fails.
 func TestMountsUnseen(t *testing.T) {
 	for name, start := range engines {
 		t.Run(name, func(t *testing.T) { mountsUnseen(t, start(t)) })
@@ -292,7 +293,7 @@ func mountsUnseen(t *testing.T, en testEngine) {
 			if err != nil {
 				t.Error(err)
 			}
-			if bytes.Contains(body, []byte(place)) { // as in a namespace without the mount
+			if bytes.Contains(body, []byte(place)) { // like in a namespace without the mount
 				shown = true
 				if err := unix.Unmount(place, unix.MNT_DETACH); err != nil {
 					t.Error(err)
@@ -317,7 +318,7 @@ func mountsUnseen(t *testing.T, en testEngine) {
 	nothingLeft(t, o)
 }
 
-// TestMountsLinkedUsers: whose a mount is inside is who commands run as, also where the image's lists of users are links.
+// TestMountsLinkedUsers: a mount belongs to the user of the commands, even if the image's passwd and group files are links.
 func TestMountsLinkedUsers(t *testing.T) {
 	o := engines["docker"](t).options(t, "linked-users")
 	e := o.opened(t)
@@ -364,5 +365,5 @@ func TestMountsLinkedUsers(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = e.Provision(t.Context(), of("none", "1500", t.TempDir()))
-	wantKind(t, err, sandboxer.Failed, "/store of the image is no file")
+	wantKind(t, err, sandboxer.Failed, "/store of the image is not a file")
 }

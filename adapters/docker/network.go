@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"strconv"
 	"strings"
@@ -16,23 +15,23 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/agent"
-	"github.com/sand-boxer/sandboxer/internal/filelock"
+	"github.com/sand-boxer/sandboxer/internal/inside"
 	"github.com/sand-boxer/sandboxer/internal/usernet"
 	"github.com/sand-boxer/sandboxer/internal/usernet/tap"
 )
 
-// A filtered network is a device in the container's own, which else has its loopback alone. The other end of
-// it is here: a TCP/IP stack that asks the policy (package usernet). The engine has no part in that, and what
-// runs inside has not the right to change it. The device ends with this process, so that without a
-// server nothing gets out; the next one makes another (reconnect).
+// A filtered network is a device in the container's own network, which otherwise has only its loopback. The
+// other end is here: a TCP/IP stack that applies the policy (package usernet). The engine is not involved,
+// and processes inside may not change the device. It ends with this process, so that without a server there
+// is no network; the next server makes another one (reconnect).
 
-// device is the name that the way out has inside.
+// device is the name of the interface inside.
 const device = "eth0"
 
 // A link is the network of a sandbox.
 type link struct {
-	net   *usernet.Net  // nil for one that is not taken up yet
-	tried chan struct{} // closed when that was tried; nil for one that was made here
+	net   *usernet.Net  // nil for one that is not reconnected yet
+	tried chan struct{} // closed after the first attempt; nil for one that was made here
 }
 
 func networked(p sandboxer.NetworkPolicy) bool {
@@ -44,15 +43,15 @@ func (e *extension) unfiltered(p sandboxer.NetworkPolicy) bool {
 	return p.Mode == sandboxer.NetworkPublic && e.cfg.UnfilteredEgress
 }
 
-// mayFilter reports whether this process may make devices in the networks of others on this machine. gVisor
-// takes what there is in a container's network when it starts, and nothing later.
+// mayFilter reports whether this process may make devices in the networks of other processes on this machine.
+// gVisor uses the devices that a container's network has when it starts, and no later ones.
 func mayFilter(cfg Config) bool {
 	hdr := &unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var data [2]unix.CapUserData
 	if cfg.Runtime != "" || unix.Capget(hdr, &data[0]) != nil {
 		return false
 	}
-	// To open the network of a process that has other rights, to enter it, and to change it.
+	// To open the network of a process with other rights, to enter it, and to change it.
 	const need = 1<<unix.CAP_SYS_PTRACE | 1<<unix.CAP_SYS_ADMIN | 1<<unix.CAP_NET_ADMIN
 	return data[0].Effective&need == need && unix.Access("/dev/net/tun", unix.R_OK|unix.W_OK) == nil
 }
@@ -61,7 +60,7 @@ func mayFilter(cfg Config) bool {
 // there is one.
 func (e *extension) filters(h *host) bool { return e.mayFilter && h.socket != "" }
 
-// filtersAny reports whether those of any host can be.
+// filtersAny reports whether any host can filter.
 func (e *extension) filtersAny() bool {
 	for _, h := range e.hosts {
 		if e.filters(h) {
@@ -71,7 +70,7 @@ func (e *extension) filtersAny() bool {
 	return false
 }
 
-// checkNetwork refuses a policy that could not be kept on h; with nil, on any host.
+// checkNetwork refuses a policy that h cannot enforce; with nil, that no host can.
 func (e *extension) checkNetwork(h *host, p sandboxer.NetworkPolicy) error {
 	if !networked(p) || e.unfiltered(p) || h == nil && e.filtersAny() || h != nil && e.filters(h) {
 		return nil
@@ -87,7 +86,7 @@ func (e *extension) checkNetwork(h *host, p sandboxer.NetworkPolicy) error {
 	return err.WithHint("use a profile without a network, or ext.local")
 }
 
-// linkOptions make p ready to be enforced. Invalid: it cannot be.
+// linkOptions prepares p for enforcement. Invalid: it cannot be enforced.
 func (e *extension) linkOptions(p sandboxer.NetworkPolicy) (usernet.Options, error) {
 	never, err := e.cfg.never()
 	if err != nil {
@@ -97,8 +96,7 @@ func (e *extension) linkOptions(p sandboxer.NetworkPolicy) (usernet.Options, err
 	return usernet.Options{Policy: policy, Resolvers: e.resolvers}, err
 }
 
-// plug makes the network of a container that runs, or stands still, in place of the one that it has. The
-// caller holds the sandbox's lock.
+// plug replaces the network of a running or paused container. The caller holds the sandbox's lock.
 func (e *extension) plug(ctx context.Context, b *box, p sandboxer.NetworkPolicy) error {
 	opts, err := e.linkOptions(p)
 	if err != nil {
@@ -116,17 +114,17 @@ func (e *extension) plug(ctx context.Context, b *box, p sandboxer.NetworkPolicy)
 	defer first.Close()
 	failed := func(err error) error {
 		kind := sandboxer.Unavailable
-		if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) { // the server has not all of root's rights
+		if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) { // the server lacks some of root's rights
 			kind = sandboxer.Unsupported
 		}
 		return sandboxer.E(kind, err, "the network of sandbox %s could not be made: %v", b.id, err)
 	}
-	ns, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", first.pid))
+	ns, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", first.PID))
 	if err != nil {
 		return failed(err)
 	}
 	defer ns.Close()
-	if err := first.alive(); err != nil { // so what was opened is its
+	if err := first.Alive(); err != nil { // so the opened network was its own
 		return failed(err)
 	}
 	theirs, err := ns.Stat()
@@ -164,7 +162,7 @@ func (e *extension) plug(ctx context.Context, b *box, p sandboxer.NetworkPolicy)
 	return nil
 }
 
-// plugged is the network that a sandbox has from this process, nil without.
+// plugged is a sandbox's network in this process, nil without.
 func (e *extension) plugged(key string) *usernet.Net {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -185,7 +183,7 @@ func (e *extension) unplug(key string) {
 	}
 }
 
-// apply has p be in force. The caller holds the sandbox's lock, and has written p down.
+// apply puts p in force. The caller holds the sandbox's lock, and has recorded p.
 func (e *extension) apply(ctx context.Context, b *box, p sandboxer.NetworkPolicy) error {
 	if n := e.plugged(b.key()); n != nil {
 		opts, err := e.linkOptions(p)
@@ -200,21 +198,21 @@ func (e *extension) apply(ctx context.Context, b *box, p sandboxer.NetworkPolicy
 	return e.plug(ctx, b, p)
 }
 
-// SetNetwork implements sandboxer.Networker. What is in the record is what the next process enforces: it is
-// written first, and taken back when it could not be put in force.
+// SetNetwork implements sandboxer.Networker. The next process enforces the record: it is written first, and
+// reverted if the policy could not be put in force.
 func (e *extension) SetNetwork(ctx context.Context, h sandboxer.Handle, p sandboxer.NetworkPolicy) error {
 	if _, err := e.linkOptions(p); err != nil {
 		return err
 	}
-	b, err := e.running(ctx, h)
+	b, unlock, err := e.alone(ctx, h)
 	if err != nil {
 		return err
 	}
-	m, err := readMade(b.labels)
-	if err != nil {
+	defer unlock()
+	if err := e.runs(ctx, b); err != nil {
 		return err
 	}
-	if m.Mode == string(sandboxer.NetworkPublic) {
+	if b.made.Mode == string(sandboxer.NetworkPublic) {
 		if p.Mode == sandboxer.NetworkPublic {
 			return nil
 		}
@@ -224,15 +222,7 @@ func (e *extension) SetNetwork(ctx context.Context, h sandboxer.Handle, p sandbo
 	if !e.filters(b.host) && networked(p) {
 		return sandboxer.E(sandboxer.Unsupported, nil, "the network of sandbox %s cannot be filtered on the engine %s", b.id, b.host.name).WithHint("use ext.local")
 	}
-	l, err := e.lock(ctx, b.key(), filelock.Exclusive)
-	if err != nil {
-		return err
-	}
-	defer l.Remove()
-	if b, err = e.running(ctx, e.handle(b)); err != nil {
-		return err
-	}
-	r, err := e.recall(b.key())
+	r, err := e.recall(ctx, b.key())
 	if err != nil {
 		return err
 	}
@@ -241,19 +231,19 @@ func (e *extension) SetNetwork(ctx context.Context, h sandboxer.Handle, p sandbo
 	if r.Host == "" {
 		r.Host = b.host.name
 	}
-	if err := e.remember(b.key(), r); err != nil {
+	if err := e.remember(ctx, b.key(), r); err != nil {
 		return err
 	}
 	if err := e.apply(ctx, b, p); err != nil {
-		return errors.Join(err, e.remember(b.key(), former))
+		return errors.Join(err, e.remember(context.WithoutCancel(ctx), b.key(), former))
 	}
 	return nil
 }
 
-// resolve has names asked of the link's own end where the engine does not: Podman makes no configuration of
-// a resolver for a container without a network.
-func (e *extension) resolve(ctx context.Context, c *agent.Client, b *box, m made) error {
-	if m.Mode == string(sandboxer.NetworkPublic) || !e.filters(b.host) {
+// resolve makes the link's own end the resolver if the engine does not: Podman configures none for a
+// container without a network.
+func (e *extension) resolve(ctx context.Context, c *agent.Client, b *box) error {
+	if b.made.Mode == string(sandboxer.NetworkPublic) || !e.filters(b.host) {
 		return nil
 	}
 	info, err := b.host.look(ctx)
@@ -263,56 +253,43 @@ func (e *extension) resolve(ctx context.Context, c *agent.Client, b *box, m made
 	text := "nameserver " + usernet.Gateway.String() + "\n"
 	var file bytes.Buffer
 	w := tar.NewWriter(&file)
-	err = w.WriteHeader(&tar.Header{Name: "resolv.conf", Typeflag: tar.TypeReg, Mode: 0o644, Size: int64(len(text))})
-	if err == nil {
-		_, err = io.WriteString(w, text)
-	}
-	if err = errors.Join(err, w.Close()); err != nil {
+	if err := errors.Join(putFile(w, "resolv.conf", 0o644, []byte(text)), w.Close()); err != nil {
 		return err
 	}
-	return must(ctx, c, "configuring the resolver", &file, agentPath, "untar", "--replace", "/etc")
+	return inside.Run(ctx, c.Exec, "configuring the resolver", sandboxer.Cmd{Args: []string{agentPath, "untar", "--replace", "/etc"}, Dir: "/", User: "0", Stdin: &file})
 }
 
 const (
-	// replugEvery is between two tries to take up a sandbox's network, at first; maxReplug is the most.
+	// replugEvery is the first pause between attempts to reconnect a sandbox's network; maxReplug is the
+	// longest.
 	replugEvery = time.Second
 	maxReplug   = time.Minute
 )
 
-// reconnect takes up the networks of sandboxes that a former process had. It waits for nobody: calls
-// that need one do (await).
-func (e *extension) reconnect() error {
+// reconnect reconnects the networks of sandboxes of an earlier process. It does not wait: calls that need
+// one do (await).
+func (e *extension) reconnect(keys []string) {
 	if !e.mayFilter {
-		return nil
+		return
 	}
-	files, err := os.ReadDir(e.dir("box")) // not Glob, which finds nothing where it cannot look
-	if err != nil {
-		return sandboxer.E(sandboxer.Unavailable, err, "which sandboxes of %s have a network cannot be read", e.env.Extension).
-			WithHint("see that the account that runs sandboxer may read %s", e.dir("box"))
-	}
-	for _, f := range files {
-		k, ok := strings.CutSuffix(f.Name(), ".json")
-		if !ok {
-			continue
-		}
-		r, err := e.recall(k)
+	for _, k := range keys {
+		r, err := e.recall(e.ctx, k)
 		if err != nil || !r.Ready || !networked(r.Network) || e.hosts[r.Host] == nil {
-			continue // whoever asks for the sandbox is told
+			continue // the next call for the sandbox reports it
 		}
 		l := &link{tried: make(chan struct{})}
 		e.mu.Lock()
 		e.links[k] = l
 		e.mu.Unlock()
-		e.work.Go(func() { e.replug(k, l) })
+		e.work.Go(func() { e.replug(k, r.Host, l) })
 	}
-	return nil
 }
 
-// replug takes up one, until it is there or the sandbox is gone.
-func (e *extension) replug(k string, l *link) {
+// replug reconnects one, until it works or the sandbox is gone.
+func (e *extension) replug(k, host string, l *link) {
 	wait := replugEvery
 	for first := true; ; first = false {
-		err := e.replugOnce(k, l)
+		err := e.replugOnce(k, host, l)
 		if first {
 			close(l.tried)
 		}
@@ -320,7 +297,7 @@ func (e *extension) replug(k string, l *link) {
 			return
 		}
 		if first {
-			e.log.Warn("a sandbox is without its network until it can be taken up", "extension", e.env.Extension, "sandbox", k, "err", err)
+			e.log.Warn("a sandbox has no network until the server can serve it again", "extension", e.env.Extension, "sandbox", k, "err", err)
 		}
 		select {
 		case <-time.After(wait):
@@ -331,47 +308,34 @@ func (e *extension) replug(k string, l *link) {
 	}
 }
 
-func (e *extension) replugOnce(k string, l *link) error {
+func (e *extension) replugOnce(k, host string, l *link) error {
 	i := strings.LastIndex(k, ".g")
 	if i < 0 {
 		return nil
 	}
 	generation, err := strconv.Atoi(k[i+2:])
 	if err != nil {
-		return nil // not of this adapter's
+		return nil // another adapter's
 	}
-	held, err := e.lock(e.ctx, k, filelock.Exclusive)
+	b, unlock, err := e.alone(e.ctx, sandboxer.Handle{SandboxID: k[:i], Generation: generation, Host: host})
+	if sandboxer.KindOf(err) == sandboxer.NotFound {
+		return nil
+	}
 	if err != nil {
 		return err
 	}
-	defer held.Remove()
+	defer unlock()
 	e.mu.Lock()
-	done := e.links[k] != l || l.net != nil // somebody else did, or it is gone
+	done := e.links[k] != l || l.net != nil // by another call, or the sandbox is gone
 	e.mu.Unlock()
-	if done {
-		return nil
-	}
-	r, err := e.recall(k)
-	if err != nil {
+	r, err := e.recall(e.ctx, k)
+	if err != nil || done || !networked(r.Network) || b.state != "running" && b.state != "paused" {
 		return err
 	}
-	h, err := e.host(r.Host)
-	if err != nil || !networked(r.Network) {
-		return nil
-	}
-	there, err := e.on(e.ctx, h, k[:i], generation)
-	if err != nil {
-		return err
-	}
-	for _, b := range there {
-		if b.state == "running" || b.state == "paused" {
-			return e.plug(e.ctx, b, r.Network)
-		}
-	}
-	return nil
+	return e.plug(e.ctx, b, r.Network)
 }
 
-// await waits until it was tried to take up the network of a sandbox.
+// await waits for the first attempt to reconnect a sandbox's network.
 func (e *extension) await(ctx context.Context, b *box) error {
 	e.mu.Lock()
 	l := e.links[b.key()]

@@ -16,22 +16,22 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/namespaces"
 )
 
-// A world is a network namespace that stands for the internet: it has a public and a private address, at
-// which a greeting is had on port 7.
+// A world is a network namespace that stands for the internet: it has a public and a private address, each
+// with a greeting on port 7.
 type world struct{ public, private, own string } // own is this machine's towards it
 
-// claimWorld finds addresses that nobody on this machine has, nor gets from here while the test runs. They are of a range that
-// the tests of other adapters, which run at the same time, leave: those of ext.local have but one address in four of it.
+// claimWorld finds addresses that no other process on this machine has, or can get while the test runs. They are from a range
+// that the tests of other adapters, which run at the same time, avoid: those of ext.local use only one address in four of it.
 func claimWorld(t *testing.T) world {
 	t.Helper()
 	for i := range 62 {
 		k := 4 * ((os.Getpid()+i)%62 + 1) // the first four are never reached
 		w := world{own: fmt.Sprintf("198.51.100.%d", k+2), public: fmt.Sprintf("198.51.100.%d", k+3), private: fmt.Sprintf("10.77.%d.2", k)}
-		claim, err := net.Listen("unix", "@sandboxer-test-"+w.own) // by one in this network at a time
+		claim, err := net.Listen("unix", "@sandboxer-test-"+w.own) // held by one process in this network at a time
 		if err != nil {
 			continue
 		}
-		if l, err := net.Listen("tcp", w.own+":0"); err == nil { // one that was killed has left it
+		if l, err := net.Listen("tcp", w.own+":0"); err == nil { // a killed process has left it
 			l.Close()
 			claim.Close()
 			continue
@@ -43,7 +43,7 @@ func claimWorld(t *testing.T) world {
 	return world{}
 }
 
-// TestClaimWorld: no two tests have the same addresses, and what is there already is left alone.
+// TestClaimWorld: no two tests have the same addresses, and existing ones are not touched.
 func TestClaimWorld(t *testing.T) {
 	if _, err := exec.LookPath("ip"); err != nil || os.Geteuid() != 0 {
 		t.Skip("needs root and ip (install iproute2)")
@@ -84,7 +84,7 @@ func outside(t *testing.T) world {
 		}
 	})
 	ip("link", "add", dev, "type", "veth", "peer", "name", "eth0", "netns", ns)
-	t.Cleanup(func() { _ = exec.Command("ip", "link", "del", dev).Run() }) // goes with its peer, but not at once
+	t.Cleanup(func() { _ = exec.Command("ip", "link", "del", dev).Run() }) // its peer goes with it, but not at once
 	ip("addr", "add", w.own+"/31", "dev", dev)
 	ip("addr", "add", strings.TrimSuffix(w.private, "2")+"1/24", "dev", dev)
 	ip("link", "set", dev, "up")
@@ -97,7 +97,7 @@ func outside(t *testing.T) world {
 	return w
 }
 
-// greet says hello to who connects to an address, in a network namespace.
+// greet says hello to connections to an address, in a network namespace.
 func greet(t *testing.T, addr, ns string) {
 	t.Helper()
 	var l net.Listener
@@ -133,7 +133,7 @@ func connect(to string) []string {
 	return []string{"sh", "-c", fmt.Sprintf("[ \"$(nc -w 20 %s %d </dev/null 2>/dev/null)\" = hello ]", a.Addr(), a.Port())}
 }
 
-// TestNetwork: what a sandbox reaches is decided outside of it, from its beginning, and by the next server.
+// TestNetwork: the policy of a sandbox is enforced outside of it, from its start, and by the next server.
 func TestNetwork(t *testing.T) {
 	for name, start := range engines {
 		t.Run(name, func(t *testing.T) {
@@ -183,7 +183,7 @@ func TestNetwork(t *testing.T) {
 				t.Errorf("inside: %q", got)
 			}
 
-			// While no server runs nothing gets out, and the next one takes up what was said last.
+			// Without a server there is no network, and the next server enforces the last policy.
 			if err := e.SetNetwork(t.Context(), h, sandboxer.NetworkPolicy{Mode: sandboxer.NetworkAllow, Allow: []string{w.private}}); err != nil {
 				t.Fatal(err)
 			}
@@ -196,7 +196,7 @@ func TestNetwork(t *testing.T) {
 				t.Fatal(err)
 			}
 			without := o
-			without.dir = t.TempDir() // knows no sandbox's network
+			without.dir = t.TempDir() // it does not know any sandbox's network
 			blind := without.must(t)
 			if reaches(blind, h, w.private+":7") {
 				t.Error("without the server that it had its network from a sandbox reaches something")
@@ -211,7 +211,7 @@ func TestNetwork(t *testing.T) {
 				return
 			}
 
-			// One that is paused while servers change, too.
+			// Also one that is paused while servers change.
 			if err := next.Pause(t.Context(), h); err != nil {
 				t.Fatal(err)
 			}
@@ -223,7 +223,7 @@ func TestNetwork(t *testing.T) {
 				t.Error("after a pause the network is not taken up")
 			}
 
-			// A warm one has the policy of who claims it.
+			// A warm one gets the policy of its claim.
 			warm := order("warm", o, func(s *sandboxer.Spec) { s.Warm = true })
 			wh := up(t, third, warm)
 			warm.Warm, warm.Network = false, sandboxer.NetworkPolicy{Mode: sandboxer.NetworkPublic}
@@ -234,7 +234,8 @@ func TestNetwork(t *testing.T) {
 				t.Error("claimed, a sandbox does not reach what its policy says")
 			}
 
-			// What cannot be filtered is refused before it exists, and its container's network is left alone.
+			// A policy that cannot be enforced is refused before the sandbox exists, and its container's network is not
+			// touched.
 			away := &host{name: "away"}
 			wantKind(t, third.checkNetwork(away, public.Network), sandboxer.Unsupported, "another machine", "unfiltered_egress")
 			allow := sandboxer.NetworkPolicy{Mode: sandboxer.NetworkAllow, Allow: []string{"example.org"}}
@@ -249,7 +250,7 @@ func TestNetwork(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, ns := range threads { // those that were elsewhere end, a moment after they were used
+	for _, ns := range threads { // threads in other namespaces end, a moment after their use
 		for end := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
 			at, err := os.Readlink(ns)
 			if err != nil || at == home {
@@ -262,20 +263,15 @@ func TestNetwork(t *testing.T) {
 	}
 }
 
-// Whether sandboxes have networks that are to be taken up again is not guessed.
+// TestReconnectUnread: without readable notes it is not guessed whether networks must be reconnected.
 func TestReconnectUnread(t *testing.T) {
-	e := &extension{env: sandboxer.Env{Extension: "ext.docker", Dir: t.TempDir()}, mayFilter: true}
-	if err := os.Mkdir(e.dir("box"), 0o700); err != nil {
+	o := testEngine{image: "engine:x"}.options(t, "unread")
+	o.config["engines"] = map[string]any{"one": map[string]any{"address": nothing(t)}}
+	o.opened(t) // without sandboxes
+	o.dir = t.TempDir()
+	if err := os.WriteFile(filepath.Join(o.dir, "notes"), nil, 0o600); err != nil { // root reads every directory
 		t.Fatal(err)
 	}
-	if err := e.reconnect(); err != nil {
-		t.Errorf("without sandboxes: %v", err)
-	}
-	if err := os.Remove(e.dir("box")); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(e.dir("box"), nil, 0o600); err != nil { // root reads every directory
-		t.Fatal(err)
-	}
-	wantKind(t, e.reconnect(), sandboxer.Unavailable, "which sandboxes of ext.docker have a network")
+	_, err := o.open(t.Context(), nil)
+	wantKind(t, err, sandboxer.Unavailable, "the notes of ext.docker cannot be listed")
 }

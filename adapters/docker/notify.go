@@ -6,27 +6,26 @@ import (
 	"sync"
 	"time"
 
-	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/engine"
 	"github.com/sand-boxer/sandboxer/internal/notices"
 )
 
 const (
-	// listenTime is how long Notify waits for the streams of engines, so that nothing is missed from then
-	// on. One that is away does not hold up the others.
+	// listenTime is how long Notify waits for the streams of engines, so that it misses nothing
+	// afterwards. One that is away does not delay the others.
 	listenTime = 2 * time.Second
-	// reopenTime is the first pause after a stream was lost, maxReopenTime the longest. Whatever happens
-	// meanwhile is found by who looks.
+	// reopenTime is the first pause after a lost stream, maxReopenTime the longest. Probes find what ends
+	// meanwhile.
 	reopenTime    = 100 * time.Millisecond
 	maxReopenTime = 30 * time.Second
-	// settleTime is how long an engine's listings may be behind what it told.
+	// settleTime is how long an engine's listings may lag behind its events.
 	settleTime = 2 * time.Second
 )
 
 // Notify implements sandboxer.Notifier, by the events of the engines.
 func (e *extension) Notify(ctx context.Context, owner string) (iter.Seq2[string, error], error) {
 	var hub notices.Hub
-	if owner != e.env.Owner { // nothing of others is known here
+	if owner != e.env.Owner { // another owner has no sandboxes here
 		return hub.Listen(ctx), nil
 	}
 	ctx, end := context.WithCancel(ctx)
@@ -59,25 +58,25 @@ func (e *extension) Notify(ctx context.Context, owner string) (iter.Seq2[string,
 	}, nil
 }
 
-// follow tells what an engine says of this extension's sandboxes, until ctx ends. tried is called when it
-// listens, or cannot.
+// follow reports an engine's events about this extension's sandboxes, until ctx ends. It calls tried once
+// it listens, or cannot.
 func (e *extension) follow(ctx context.Context, h *host, tell func(id string), tried func()) {
 	defer tried()
 	for pause := reopenTime; ; pause = min(2*pause, maxReopenTime) {
 		began := time.Now()
 		err := h.api.Events(ctx, e.ours(), tried, func(ev engine.Event) {
-			id := ev.Labels[labelID]
-			if sandboxer.CheckID(id) != nil || ev.Labels[labelOwner] != e.env.Owner || ev.Labels[labelExtension] != e.env.Extension {
+			m, ok := e.isOurs(ev.Labels)
+			if !ok || ev.Labels["name"] != e.name(m.ID, m.Generation) {
 				return
 			}
 			switch ev.Action {
-			case "die", "died": // Docker's word and Podman's
-				e.settle(ctx, h, ev.ID, id)
+			case "die", "died": // Docker's and Podman's word
+				e.settle(ctx, h, ev.ID, m.ID)
 			case "pause", "unpause", "destroy", "remove":
 			default:
 				return
 			}
-			tell(id)
+			tell(m.ID)
 		})
 		tried()
 		if ctx.Err() != nil {
@@ -86,7 +85,7 @@ func (e *extension) follow(ctx context.Context, h *host, tell func(id string), t
 		if time.Since(began) > maxReopenTime {
 			pause = reopenTime
 		}
-		e.log.Debug("an engine tells nothing for a while", "extension", e.env.Extension, "engine", h.name, "err", err, "again", pause)
+		e.log.Debug("no events from an engine for a while", "extension", e.env.Extension, "engine", h.name, "err", err, "again", pause)
 		select {
 		case <-ctx.Done():
 			return
@@ -95,7 +94,7 @@ func (e *extension) follow(ctx context.Context, h *host, tell func(id string), t
 	}
 }
 
-// settle waits until the engine's listing knows, too, that a container has ended: Docker tells of it before.
+// settle waits until the engine's listing also shows that a container has ended: Docker reports it earlier.
 func (e *extension) settle(ctx context.Context, h *host, container, id string) {
 	ctx, cancel := context.WithTimeout(ctx, settleTime)
 	defer cancel()

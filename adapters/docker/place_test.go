@@ -19,7 +19,7 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/engine/enginetest"
 )
 
-// A way leads to an engine, and can be closed.
+// A way is a connection to an engine that can be closed.
 type way struct {
 	path, to string
 
@@ -74,7 +74,7 @@ func (w *way) join(c net.Conn) {
 	w.mu.Unlock()
 }
 
-// close ends all that leads that way.
+// close ends all connections of the way.
 func (w *way) close() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -84,7 +84,7 @@ func (w *way) close() {
 	}
 }
 
-// listens is the address of an engine that f answers for.
+// listens is the address of an engine whose answers come from f.
 func listens(t *testing.T, f http.HandlerFunc) string {
 	at := filepath.Join(t.TempDir(), "s")
 	l, err := net.Listen("unix", at)
@@ -97,7 +97,7 @@ func listens(t *testing.T, f http.HandlerFunc) string {
 	return "unix://" + at
 }
 
-// nothing is the address of an engine that has nothing.
+// nothing is the address of an engine without any objects.
 func nothing(t *testing.T) string {
 	return listens(t, func(w http.ResponseWriter, r *http.Request) {
 		if r.Method != http.MethodGet {
@@ -108,7 +108,7 @@ func nothing(t *testing.T) string {
 	})
 }
 
-// TestTeardownElsewhere: a teardown on one host leaves a sandbox of another its network.
+// TestTeardownElsewhere: a teardown on one host keeps the network of a sandbox on another.
 func TestTeardownElsewhere(t *testing.T) {
 	en := testEngine{image: "engine:x"}
 	o := en.options(t, "elsewhere")
@@ -119,7 +119,7 @@ func TestTeardownElsewhere(t *testing.T) {
 		host string
 		has  bool
 	}{{"one", true}, {"two", false}, {"", false}} {
-		if err := e.remember(k, record{Host: "two"}); err != nil {
+		if err := e.remember(t.Context(), k, record{Host: "two"}); err != nil {
 			t.Fatal(err)
 		}
 		e.mu.Lock()
@@ -131,7 +131,7 @@ func TestTeardownElsewhere(t *testing.T) {
 		e.mu.Lock()
 		has := e.links[k] != nil
 		e.mu.Unlock()
-		r, err := e.recall(k)
+		r, err := e.recall(t.Context(), k)
 		if err != nil || has != c.has || (r.Host != "") != c.has {
 			t.Errorf("after a teardown on %q: it has its network: %t, and the record %+v, %v", c.host, has, r, err)
 		}
@@ -196,7 +196,7 @@ func TestPlace(t *testing.T) {
 	}
 }
 
-// TestNotifyAgain: an engine that was away is listened to again, and one that stays away holds up nobody.
+// TestNotifyAgain: an engine that was away is listened to again, and one that stays away delays no other.
 func TestNotifyAgain(t *testing.T) {
 	en := engines["docker"](t)
 	o := en.options(t, "again")

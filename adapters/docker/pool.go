@@ -7,7 +7,6 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/agent"
-	"github.com/sand-boxer/sandboxer/internal/filelock"
 	"github.com/sand-boxer/sandboxer/internal/mounts"
 )
 
@@ -38,11 +37,11 @@ func (e *extension) Basis(ctx context.Context, spec sandboxer.Spec) (string, err
 	if err != nil {
 		return "", err
 	}
-	shared, err := e.lock(ctx, "host-"+h.name, filelock.Shared)
+	unlock, err := e.env.Notes.RLock(ctx, "host-"+h.name)
 	if err != nil {
 		return "", err
 	}
-	defer shared.Release()
+	defer unlock()
 	img, err := e.image(ctx, h, info, ref, vouched)
 	if err != nil {
 		return "", err
@@ -51,13 +50,13 @@ func (e *extension) Basis(ctx context.Context, spec sandboxer.Spec) (string, err
 	if err != nil {
 		return "", sandboxer.E(sandboxer.Internal, err, "the configuration of image %q does not encode", ref)
 	}
-	sources, err := e.openSources(spec)
+	sources, err := e.opener().OpenToShow(spec)
 	if err != nil {
 		return "", err
 	}
 	defer mounts.Close(sources)
 	mounted := ""
-	for _, s := range sources { // as it is now, which may be another under the same name tomorrow
+	for _, s := range sources { // as it is now: another one may have the same name tomorrow
 		i, err := s.ID()
 		if err != nil {
 			return "", sandboxer.E(sandboxer.Unavailable, err, "mount %s cannot be looked at", s.Mount.Source)
@@ -66,32 +65,29 @@ func (e *extension) Basis(ctx context.Context, spec sandboxer.Spec) (string, err
 	}
 	id := img.ID
 	if img.pinned != "" {
-		id = img.pinned // engines may call it otherwise
+		id = img.pinned // engines may have another ID for it
 	}
 	return "agent " + prog.Digest + " image " + id + " " + string(config) + mounted, nil
 }
 
 // Claim implements sandboxer.Pooler. The record says first that a claim has begun, and last that it is
-// done: what was cut short is of no use to anybody.
+// done: a sandbox with an interrupted claim is of no use.
 func (e *extension) Claim(ctx context.Context, h sandboxer.Handle, spec sandboxer.Spec) (sandboxer.Handle, error) {
-	if err := e.check(spec); err != nil {
+	if err := e.Check(ctx, spec); err != nil {
 		return h, err
 	}
 	b, err := e.running(ctx, h)
 	if err != nil {
 		return h, err
 	}
-	l, err := e.lock(ctx, b.key(), filelock.Exclusive)
+	unlock, err := e.env.Notes.Lock(ctx, b.key())
 	if err != nil {
 		return h, err
 	}
-	defer l.Remove()
+	defer unlock()
 	h = e.handle(b)
-	m, err := readMade(b.labels)
-	if err != nil {
-		return h, err
-	}
-	r, err := e.recall(b.key())
+	m := b.made
+	r, err := e.recall(ctx, b.key())
 	if err != nil {
 		return h, err
 	}
@@ -114,22 +110,21 @@ func (e *extension) Claim(ctx context.Context, h sandboxer.Handle, spec sandboxe
 	} else if !slices.Equal(grants, m.Grants) {
 		return h, sandboxer.E(sandboxer.Unsupported, nil, "a warm sandbox keeps the capabilities that it was made with")
 	}
-	r.Claim, r.Stamp, r.Network = digest, spec.Stamp, sandboxer.NetworkPolicy{}
+	r.Claim, r.Network = digest, sandboxer.NetworkPolicy{}
 	if m.Mode != string(sandboxer.NetworkPublic) && networked(spec.Network) {
 		r.Network = spec.Network
 	}
-	if err := e.remember(b.key(), r); err != nil {
+	if err := e.remember(ctx, b.key(), r); err != nil {
 		return h, err
 	}
 	if err := e.apply(ctx, b, r.Network); err != nil {
 		return h, err
 	}
-	m.Fuse = r.Fuse
 	spec.Warm = false
-	if err := e.complete(ctx, b, m, spec); err != nil {
+	if err := e.complete(ctx, b, spec); err != nil {
 		return h, err
 	}
-	call, err := e.call(ctx, b, m)
+	call, err := e.call(ctx, b)
 	if err != nil {
 		return h, err
 	}
@@ -137,5 +132,5 @@ func (e *extension) Claim(ctx context.Context, h sandboxer.Handle, spec sandboxe
 		return h, err
 	}
 	r.Fuse, r.Done = spec.Fuse, true
-	return h, e.remember(b.key(), r)
+	return h, e.remember(ctx, b.key(), r)
 }

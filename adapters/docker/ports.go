@@ -9,15 +9,15 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/engine"
 )
 
-// ports are those that a sandbox names, each with the address by which the broker's machine reaches it, if
-// there is one: that of a container which has the engine's network, on this machine. All are reached
-// by Dial, also without.
-func (e *extension) ports(ctx context.Context, b *box, m made) ([]sandboxer.Port, error) {
+// ports are a sandbox's named ports, each with the address by which the broker's machine reaches it, if
+// there is one: that of a container on the engine's network, on this machine. Dial reaches all of them,
+// even without an address.
+func (e *extension) ports(ctx context.Context, b *box) ([]sandboxer.Port, error) {
 	var all []sandboxer.Port
-	for _, p := range m.Ports {
+	for _, p := range b.made.Ports {
 		all = append(all, sandboxer.Port{Port: p})
 	}
-	if len(all) == 0 || b.host.socket == "" || m.Mode != string(sandboxer.NetworkPublic) {
+	if len(all) == 0 || b.host.socket == "" || b.made.Mode != string(sandboxer.NetworkPublic) {
 		return all, nil
 	}
 	info, err := b.host.look(ctx)
@@ -25,7 +25,7 @@ func (e *extension) ports(ctx context.Context, b *box, m made) ([]sandboxer.Port
 		return nil, err
 	}
 	if info.Rootless {
-		return all, nil // its networks are its account's
+		return all, nil // a rootless engine's networks belong to its account
 	}
 	c, err := b.host.api.InspectContainer(ctx, b.container)
 	if err != nil {
@@ -44,9 +44,9 @@ func (e *extension) ports(ctx context.Context, b *box, m made) ([]sandboxer.Port
 	return all, nil
 }
 
-// networkAddress is the one of a container in its network, "" without.
+// networkAddress is the address of a container in its network, "" without.
 func networkAddress(c engine.ContainerDetail) string {
-	for _, n := range c.NetworkSettings.Networks { // there is but one
+	for _, n := range c.NetworkSettings.Networks { // there is only one
 		if n.IPAddress != "" {
 			return n.IPAddress
 		}

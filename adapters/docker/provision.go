@@ -1,48 +1,45 @@
 package docker
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
-	"os"
 	"path"
-	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/agent"
 	"github.com/sand-boxer/sandboxer/internal/engine"
-	"github.com/sand-boxer/sandboxer/internal/filelock"
+	"github.com/sand-boxer/sandboxer/internal/hosts"
 	"github.com/sand-boxer/sandboxer/internal/images"
+	"github.com/sand-boxer/sandboxer/internal/inside"
 	"github.com/sand-boxer/sandboxer/internal/mounts"
+	"github.com/sand-boxer/sandboxer/internal/program"
 	"github.com/sand-boxer/sandboxer/internal/usernet"
 )
 
-const (
-	agentEnvPrefix   = agent.EnvPrefix
-	workspaceDefault = "/workspace"
-	minMemory        = 16 << 20
-	minPIDs          = 32 // the agent's threads, and those of what leads to it
-)
+// minMemory is the least limit of memory.
+const minMemory = 16 << 20
 
-// guestCapabilities are what root inside a sandbox may do: those of the adapter local.
-var guestCapabilities = []string{"AUDIT_WRITE", "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "NET_BIND_SERVICE", "SETFCAP", "SETGID", "SETPCAP", "SETUID", "SYS_CHROOT"}
+// markCapability is dropped by the agent's hold for everything inside, so that no process there can trace what the engine starts, which has it.
+const markCapability = "BLOCK_SUSPEND"
 
 // Check implements sandboxer.Checker.
-func (e *extension) Check(_ context.Context, spec sandboxer.Spec) error { return e.check(spec) }
+func (e *extension) Check(_ context.Context, spec sandboxer.Spec) error {
+	return cmp.Or(e.check(spec), e.checkMounts(spec))
+}
 
 // DefaultLimits implements sandboxer.Limiter.
 func (e *extension) DefaultLimits(sandboxer.Spec) sandboxer.Limits {
 	return sandboxer.Limits{MemoryBytes: e.cfg.Memory, PIDs: e.cfg.PIDs}
 }
 
-// Admit implements sandboxer.Admitter: an image of a registry says nothing of any machine, and hosts are
-// those that the configuration names. Paths of the server's machine, and what engines have, do.
+// Admit implements sandboxer.Admitter: an image of a registry reveals nothing of any machine, and hosts are
+// those in the configuration. Paths of the server's machine, and images of engines, do.
 func (e *extension) Admit(spec sandboxer.Spec, name string) error {
 	what := "input " + name + ": a path of the server's machine"
 	switch name {
@@ -56,12 +53,12 @@ func (e *extension) Admit(spec sandboxer.Spec, name string) error {
 	case sandboxer.RestrictedMounts:
 		return e.opener().Admit(spec)
 	case sandboxer.RestrictedImage:
-		kind, _ := splitImage(spec.Image)
-		switch kind {
-		case "":
-			return nil
-		case "engine":
+		kind, _, _ := images.Split(spec.Image)
+		switch {
+		case strings.HasPrefix(spec.Image, "engine:"):
 			what = "an image that an engine has"
+		case kind == "":
+			return nil
 		default:
 			what = "an image of a path of the server's machine"
 		}
@@ -70,7 +67,7 @@ func (e *extension) Admit(spec sandboxer.Spec, name string) error {
 		WithHint("ask for a profile that names it")
 }
 
-// check refuses what cannot be done, before anything exists.
+// check refuses impossible specs before anything exists; mounts are checked when they are opened (checkMounts, make).
 func (e *extension) check(spec sandboxer.Spec) error {
 	unsupported := func(hint, format string, args ...any) error {
 		return sandboxer.E(sandboxer.Unsupported, nil, format, args...).WithHint("%s", hint)
@@ -87,42 +84,22 @@ func (e *extension) check(spec sandboxer.Spec) error {
 		return unsupported("leave the limit out, or ask for a profile without grants", "a limit of the disk does not hold for a sandbox that is granted capabilities (input grants)")
 	case l.MemoryBytes > 0 && l.MemoryBytes < minMemory:
 		return sandboxer.E(sandboxer.Invalid, nil, "a memory limit of %d bytes is too small for the agent; the least is %d MiB", l.MemoryBytes, minMemory>>20)
-	case l.PIDs > 0 && l.PIDs < minPIDs:
-		return sandboxer.E(sandboxer.Invalid, nil, "a limit of %d processes is too small for the agent; the least is %d", l.PIDs, minPIDs)
 	case l.MilliCPU > 0 && l.MilliCPU < 10:
 		return sandboxer.E(sandboxer.Invalid, nil, "a limit of %d thousandths of a processor is less than engines can keep; the least is 10", l.MilliCPU)
-	}
-	if err := e.checkMounts(spec); err != nil {
-		return err
-	}
-	if err := spec.Network.Check(); err != nil {
-		return err
 	}
 	if err := e.checkNetwork(nil, spec.Network); err != nil {
 		return err
 	}
 	if spec.Host != "" {
 		if _, err := e.host(spec.Host); err != nil {
-			return sandboxer.E(sandboxer.Invalid, err, "%s has no host %q", e.env.Extension, spec.Host).WithHint("its hosts are %s", strings.Join(e.names, ", "))
+			return sandboxer.E(sandboxer.Invalid, err, "%s has no host %q", e.env.Extension, spec.Host).WithHint("its hosts are %s", strings.Join(e.hosts.Names(), ", "))
 		}
 	}
-	for k := range spec.Env {
-		if strings.HasPrefix(k, agentEnvPrefix) {
-			return sandboxer.E(sandboxer.Invalid, nil, "environment variable %s is the agent's own", k)
-		}
+	if err := inside.Check(spec); err != nil {
+		return err
 	}
-	if ws := spec.Workspace; ws != "" && (!path.IsAbs(ws) || path.Clean(ws) != ws || ws == "/" || reserved(ws)) {
-		return sandboxer.E(sandboxer.Invalid, nil, "%q cannot be the workspace: want a clean absolute path outside /dev, /proc, /sys and %s", ws, agentDir)
-	}
-	if repo := spec.Inputs["repo"]; repo != "" {
-		fi, err := os.Stat(repo)
-		switch {
-		case !filepath.IsAbs(repo):
-			return sandboxer.E(sandboxer.Invalid, nil, "input repo: %q is not an absolute directory", repo).
-				WithHint("the command line makes a directory absolute; over HTTP give the full path on the server's machine")
-		case err != nil || !fi.IsDir():
-			return sandboxer.E(sandboxer.Invalid, err, "input repo: %s is no directory that can be read on the server's machine", repo)
-		}
+	if err := inside.CheckRepo(spec); err != nil {
+		return err
 	}
 	if _, err := e.grants(spec); err != nil {
 		return err
@@ -134,7 +111,7 @@ func (e *extension) check(spec sandboxer.Spec) error {
 	if err != nil {
 		return err
 	}
-	return e.images.check(ref, spec.Vouches(sandboxer.RestrictedImage) || spec.Image == "")
+	return e.checkImage(ref, spec.Vouches(sandboxer.RestrictedImage) || spec.Image == "")
 }
 
 // imageOf is the image of a spec, and whether an operator vouches for it.
@@ -149,79 +126,46 @@ func (e *extension) imageOf(spec sandboxer.Spec) (ref string, vouched bool, err 
 		WithHint("name one (--image), or have the operator set image in the config of %s", e.env.Extension)
 }
 
-func reserved(p string) bool {
-	for _, r := range []string{"/dev", "/proc", "/sys", agentDir} {
-		if p == r || strings.HasPrefix(p, r+"/") {
-			return true
-		}
-	}
-	return false
-}
-
-// Place implements sandboxer.Placer: the engine with the most room, of those that answer.
+// Place implements sandboxer.Placer: it chooses the engine with the most room, of those that answer.
 func (e *extension) Place(ctx context.Context, spec sandboxer.Spec, avoid []string) (string, error) {
-	if err := e.check(spec); err != nil {
+	at, err := e.where(spec.Host)
+	if err != nil {
 		return "", err
 	}
-	names := e.names
-	if spec.Host != "" {
-		names = []string{spec.Host}
-	}
-	var hosts []*host
-	for _, n := range names {
-		if !slices.Contains(avoid, n) {
-			hosts = append(hosts, e.hosts[n])
-		}
-	}
-	if len(hosts) == 0 {
+	at = maps.Clone(at)
+	maps.DeleteFunc(at, func(name string, _ *host) bool { return slices.Contains(avoid, name) })
+	switch {
+	case len(at) == 0:
 		return "", sandboxer.E(sandboxer.Unavailable, nil, "%s has no other engine that could make sandbox %s", e.env.Extension, spec.ID)
+	case spec.Host != "":
+		return spec.Host, nil // Provision reports the error
 	}
-	if len(hosts) == 1 && spec.Host != "" {
-		return hosts[0].name, nil // making it says what is wrong there
-	}
-	free := make(map[string]int, len(hosts))
-	type answer struct {
-		name string
-		free int
-	}
-	answers := make(chan answer, len(hosts))
-	err := each(hosts, func(h *host) error {
+	rooms, silent := hosts.Ask(at, func(h *host) ([]hosts.Room, error) {
 		info, err := h.look(ctx)
 		if err == nil {
 			err = e.fits(h, info, spec)
 		}
-		if err != nil {
-			return err
-		}
-		c, err := e.room(ctx, h, spec.Limits)
 		if err == nil && len(spec.Mounts) > 0 {
 			err = e.mountable(ctx, h, info)
 		}
-		if err == nil {
-			answers <- answer{h.name, c}
+		if err != nil {
+			return nil, err
 		}
-		return err
+		return e.room(ctx, h, spec.Limits)
 	})
-	close(answers)
-	best := ""
-	for a := range answers {
-		if free[a.name] = a.free; best == "" || a.free > free[best] || a.free == free[best] && a.name < best {
-			best = a.name
-		}
+	switch best, ok := hosts.Widest(rooms); {
+	case !ok:
+		return "", silent.Err()
+	case best.Free > 0:
+		return best.Host, nil
 	}
-	switch {
-	case best == "":
-		return "", err
-	case free[best] <= 0:
-		return "", sandboxer.E(sandboxer.Exhausted, nil, "the engines of %s have no room for a further sandbox", e.env.Extension).
-			WithHint("destroy what is not needed, or have the operator raise capacity in the config of %s", e.env.Extension)
-	}
-	return best, nil
+	return "", sandboxer.E(sandboxer.Exhausted, nil, "the engines of %s have no room for a further sandbox", e.env.Extension).
+		WithHint("destroy what is not needed, or have the operator raise capacity in the config of %s", e.env.Extension)
 }
 
 // Provision implements sandboxer.Extension. A record is written first and says last that the sandbox was
-// completed; whatever dies in between is found by Teardown, or removed and made anew by the next
-// Provision.
+// completed. If the server dies in between, Teardown finds the remains, or the next Provision removes them and
+// makes the sandbox again.
 func (e *extension) Provision(ctx context.Context, spec sandboxer.Spec) (sandboxer.Handle, error) {
 	if err := e.check(spec); err != nil {
 		return sandboxer.Handle{}, err
@@ -239,32 +183,18 @@ func (e *extension) Provision(ctx context.Context, spec sandboxer.Spec) (sandbox
 		if m.User == "" {
 			m.User = img.Config.User
 		}
-		if wd := path.Clean("/" + img.Config.WorkingDir); m.Workspace == "" && wd != "/" && !reserved(wd) {
+		if wd := path.Clean("/" + img.Config.WorkingDir); m.Workspace == "" && wd != "/" && !inside.Reserved(wd) {
 			m.Workspace = wd
 		}
 		if m.Workspace == "" {
-			m.Workspace = workspaceDefault
+			m.Workspace = inside.Workspace
 		}
-		m.Main, m.MainDir = img.main(spec.Command, m.Workspace)
+		m.Main, m.MainDir = inside.Image{Entrypoint: img.Config.Entrypoint, Cmd: img.Config.Cmd, WorkingDir: img.Config.WorkingDir}.Main(spec.Command, m.Workspace)
 		return img, m, nil
 	})
 }
 
-// main is what the image runs as its main process: its entry point with command, or, as engines do
-// it, with the image's own command if there is none. dir is where.
-func (i *image) main(command []string, workspace string) (args []string, dir string) {
-	args = slices.Clone(i.Config.Entrypoint)
-	if len(command) == 0 {
-		args = append(args, i.Config.Cmd...)
-	} else if len(args) == 0 {
-		return command, workspace // nothing of the image is in it
-	} else {
-		args = append(args, command...)
-	}
-	return args, path.Clean("/" + i.Config.WorkingDir)
-}
-
-// provision is what is the same for new sandboxes and restored ones. of says what it is made of.
+// provision is the common part for new and restored sandboxes. of returns what it is made from.
 func (e *extension) provision(ctx context.Context, spec sandboxer.Spec, of func(*host, engine.Info) (*image, made, error)) (sandboxer.Handle, error) {
 	none := sandboxer.Handle{}
 	h, err := e.host(spec.Place)
@@ -284,24 +214,24 @@ func (e *extension) provision(ctx context.Context, spec sandboxer.Spec, of func(
 		}
 	}
 	k := key(spec.ID, spec.Generation)
-	l, err := e.lock(ctx, k, filelock.Exclusive)
+	unlock, err := e.env.Notes.Lock(ctx, k)
 	if err != nil {
 		return none, err
 	}
-	defer l.Remove()
+	defer unlock()
 	there, err := e.on(ctx, h, spec.ID, spec.Generation)
 	if err != nil {
 		return none, untouched(err)
 	}
 	if len(there) > 0 {
-		r, err := e.recall(k)
+		r, err := e.recall(ctx, k)
 		if err != nil {
 			return none, err
 		}
 		if b := there[0]; r.Ready && (b.state == "running" || b.state == "paused") {
 			return e.handle(b), nil
 		}
-		if _, err := e.remove(ctx, there); err != nil { // somebody died while making it
+		if _, err := e.remove(ctx, there); err != nil { // a process died while it made it
 			return none, err
 		}
 	}
@@ -309,13 +239,13 @@ func (e *extension) provision(ctx context.Context, spec sandboxer.Spec, of func(
 	if !e.unfiltered(spec.Network) && networked(spec.Network) {
 		rec.Network = spec.Network
 	}
-	if err := e.remember(k, rec); err != nil {
+	if err := e.remember(ctx, k, rec); err != nil {
 		return none, err
 	}
 	b, err := e.make(ctx, h, info, spec, of)
 	if err == nil {
 		rec.Ready = true
-		err = e.remember(k, rec)
+		err = e.remember(ctx, k, rec)
 	}
 	if err != nil {
 		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
@@ -325,7 +255,7 @@ func (e *extension) provision(ctx context.Context, spec sandboxer.Spec, of func(
 			_, uerr = e.remove(undo, left)
 		}
 		if uerr == nil {
-			uerr = e.forget(k)
+			uerr = e.forget(undo, k)
 		}
 		e.sweepSoon(h)
 		return none, errors.Join(err, uerr)
@@ -333,18 +263,15 @@ func (e *extension) provision(ctx context.Context, spec sandboxer.Spec, of func(
 	return e.handle(b), nil
 }
 
-// untouched says that the engine did not hear of it.
+// untouched marks err as one that the engine never saw.
 func untouched(err error) error {
-	var se *sandboxer.Error
-	if errors.As(err, &se) && se.Kind == sandboxer.Unavailable {
-		again := *se
-		again.Untouched = true
-		return &again
+	if sandboxer.KindOf(err) == sandboxer.Unavailable {
+		return sandboxer.Untouched(err)
 	}
 	return err
 }
 
-// fits refuses what this engine does not keep.
+// fits refuses a spec that this engine would not enforce.
 func (e *extension) fits(h *host, info engine.Info, spec sandboxer.Spec) error {
 	cannot := func(what string) error {
 		return sandboxer.E(sandboxer.Unsupported, nil, "the engine %s cannot limit %s: its kernel has no control group for that", h.name, what)
@@ -378,12 +305,12 @@ func (e *extension) make(ctx context.Context, h *host, info engine.Info, spec sa
 	if err != nil {
 		return nil, err
 	}
-	// What it is made of stays until it has it.
-	shared, err := e.lock(ctx, "host-"+h.name, filelock.Shared)
+	// Its image and volume must stay until the container uses them.
+	unlock, err := e.env.Notes.RLock(ctx, "host-"+h.name)
 	if err != nil {
 		return nil, err
 	}
-	defer shared.Release()
+	defer unlock()
 	img, m, err := of(h, info)
 	if err != nil {
 		return nil, err
@@ -392,23 +319,74 @@ func (e *extension) make(ctx context.Context, h *host, info engine.Info, spec sa
 	if err != nil {
 		return nil, err
 	}
-	if err := sandboxer.CheckMounts(spec.Mounts, m.Workspace); err != nil {
-		return nil, err
+	if m.Workspace != spec.Workspace { // it is the image's
+		if err := sandboxer.CheckMounts(spec.Mounts, m.Workspace); err != nil {
+			return nil, err
+		}
 	}
-	sources, err := e.openSources(spec)
+	sources, err := e.opener().OpenToShow(spec)
 	if err != nil {
 		return nil, err
 	}
 	defer mounts.Close(sources)
-	limits := spec.Limits.Or(e.DefaultLimits(spec))
-	if m.Grants, err = e.grants(spec); err != nil {
+	if m, err = e.describe(h, info, spec, img, m); err != nil {
 		return nil, err
 	}
-	storage, err := img.storage(info, limits.DiskBytes)
+	storage, err := img.storage(info, m.Disk)
 	if err != nil {
 		return nil, err
 	}
-	m.V, m.Memory, m.Disk, m.Warm, m.Mode, m.Fuse, m.Stamp = madeVersion, limits.MemoryBytes, limits.DiskBytes, spec.Warm, string(sandboxer.NetworkNone), spec.Fuse, spec.Stamp
+	b := e.newBox(h, spec, img, m)
+	config := e.container(b, spec, volume)
+	config.HostConfig.StorageOpt = storage
+	name := e.name(spec.ID, spec.Generation)
+	hide := func() error { return nil }
+	if len(sources) > 0 {
+		k := b.key()
+		hide = func() error { return e.hide(k) }
+		defer func() { _ = hide() }() // Teardown finds what stays
+		shown, err := e.show(ctx, h, k, name, config, m, sources)
+		if err != nil {
+			return nil, err
+		}
+		config.HostConfig.Mounts = append(config.HostConfig.Mounts, shown...)
+	}
+	if b.container, err = e.create(ctx, h, name, config); err != nil {
+		lacks := m.Disk > 0 && strings.Contains(sandboxer.Message(err), volume.Mountpoint) // it is another volume, without etcFiles
+		err = h.unseen(h.noQuota(err))
+		if lacks {
+			err = errors.Join(err, e.noteAgent(ctx, h, ""))
+		}
+		return nil, err
+	}
+	if err := h.startable(ctx, b.container, img.ID, len(sources) > 0); err != nil {
+		return nil, err
+	}
+	err = e.start(ctx, b, prog)
+	if err == nil && info.Podman && len(sources) > 0 {
+		err = e.haveMounts(ctx, b, sources)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := hide(); err != nil { // the container has them
+		return nil, sandboxer.E(sandboxer.Unavailable, err, "what sandbox %s mounts is still shown to the engine", spec.ID)
+	}
+	if networked(spec.Network) && m.Mode == string(sandboxer.NetworkNone) {
+		if err := e.plug(ctx, b, spec.Network); err != nil { // before any program of the image runs
+			return nil, err
+		}
+	}
+	return b, e.complete(ctx, b, spec)
+}
+
+// describe completes the description of a sandbox from its spec.
+func (e *extension) describe(h *host, info engine.Info, spec sandboxer.Spec, img *image, m made) (_ made, err error) {
+	if m.Grants, err = e.grants(spec); err != nil {
+		return m, err
+	}
+	limits := spec.Limits.Or(e.DefaultLimits(spec))
+	m.V, m.Memory, m.Disk, m.Warm, m.Mode, m.Fuse = madeVersion, limits.MemoryBytes, limits.DiskBytes, spec.Warm, string(sandboxer.NetworkNone), spec.Fuse
 	if e.unfiltered(spec.Network) {
 		m.Mode = string(sandboxer.NetworkPublic)
 	}
@@ -419,140 +397,76 @@ func (e *extension) make(ctx context.Context, h *host, info engine.Info, spec sa
 	if !info.SwapLimit {
 		m.Changed = "the engine " + h.name + " cannot keep memory from being swapped out"
 	}
-	b := &box{id: spec.ID, generation: spec.Generation, host: h, image: img.ID, state: "running"}
-	b.labels = e.ours()
-	maps.Copy(b.labels, map[string]string{labelID: spec.ID, labelGeneration: strconv.Itoa(spec.Generation), labelMade: m.label(), labelSnapshot: ""})
+	return m, nil
+}
+
+// newBox is a sandbox without a container.
+func (e *extension) newBox(h *host, spec sandboxer.Spec, img *image, m made) *box {
+	b := &box{id: spec.ID, generation: spec.Generation, host: h, image: img.ID, state: "running", labels: e.labels(spec.ID, spec.Generation), made: m}
+	b.labels[labelMade], b.labels[labelSnapshot] = m.label(), ""
 	if !spec.Fuse.IsZero() {
 		b.labels[labelExpires] = spec.Fuse.UTC().Format(time.RFC3339)
 	}
-	name := e.name(spec.ID, spec.Generation)
-	network := "none" // but for its own devices (network.go)
-	if m.Mode == string(sandboxer.NetworkPublic) {
-		network = e.cfg.Network
-	}
-	var dns []string
-	if network == "none" && e.filters(h) {
-		dns = []string{usernet.Gateway.String()}
+	return b
+}
+
+// container is the engine's configuration of a container, without the sandbox's mounts from this machine.
+func (e *extension) container(b *box, spec sandboxer.Spec, volume engine.APIVolume) engine.ContainerConfig {
+	m := b.made
+	network := e.cfg.Network
+	var dns, own []string
+	if m.Mode != string(sandboxer.NetworkPublic) {
+		network = "none"                       // except its own devices (network.go)
+		own = []string{spec.ID + ":127.0.1.1"} // on a network of its own the engine writes it
+		if e.filters(b.host) {
+			dns = []string{usernet.Gateway.String()}
+		}
 	}
 	fuse := "0"
 	if !spec.Fuse.IsZero() {
 		fuse = spec.Fuse.UTC().Format(time.RFC3339Nano)
 	}
+	limits := spec.Limits.Or(e.DefaultLimits(spec))
 	config := engine.ContainerConfig{
-		Image: img.ID, Hostname: spec.ID, User: agentUser, WorkingDir: "/", StopSignal: "SIGTERM", Labels: b.labels,
-		Env: []string{"HOSTNAME=" + spec.ID}, // all else comes from the agent, and is not told to who may look at containers
-		// The rest of its life is the agent's.
-		Entrypoint: []string{agentPath}, Cmd: []string{"init", "--listen=own:" + agentSocket, "--fuse=" + fuse},
+		Image: b.image, Hostname: spec.ID, User: agentUser, WorkingDir: "/", StopSignal: "SIGTERM", Labels: b.labels,
+		Env: []string{"HOSTNAME=" + spec.ID}, // the agent sets all others, and callers that may inspect containers do not see them
+		// The agent is the first process for the container's whole life.
+		Entrypoint: []string{agentPath}, Cmd: []string{"hold", "init", "--untraced", "--listen=own:" + agentSocket, "--fuse=" + fuse},
 		Healthcheck: &engine.Healthcheck{Test: []string{"NONE"}},
 		HostConfig: engine.HostConfig{
-			Runtime: e.cfg.Runtime, NetworkMode: network, Dns: dns, Memory: limits.MemoryBytes, MemorySwap: limits.MemoryBytes, NanoCpus: limits.MilliCPU * 1e6, PidsLimit: limits.PIDs,
-			CapDrop: []string{"ALL"}, CapAdd: slices.Concat(guestCapabilities, m.Grants), SecurityOpt: []string{"no-new-privileges"}, IpcMode: "private",
-			LogConfig:  &engine.LogConfig{Type: "json-file", Config: map[string]string{"max-size": "1m"}},
-			StorageOpt: storage,
-			Mounts:     []engine.MountConfig{{Type: "volume", Source: volume.Name, Target: agentDir, ReadOnly: true, VolumeOptions: &engine.VolumeOptions{NoCopy: true}}},
+			Runtime: e.cfg.Runtime, NetworkMode: network, Dns: dns, ExtraHosts: own, Memory: limits.MemoryBytes, MemorySwap: limits.MemoryBytes, NanoCpus: limits.MilliCPU * 1e6, PidsLimit: limits.PIDs,
+			CapDrop: []string{"ALL"}, CapAdd: slices.Concat(inside.Capabilities(), []string{markCapability}, m.Grants), SecurityOpt: []string{"no-new-privileges"}, IpcMode: "private", ShmSize: cmp.Or(e.cfg.ShmSize, limits.MemoryBytes/2),
+			LogConfig: &engine.LogConfig{Type: "json-file", Config: map[string]string{"max-size": "1m"}},
+			Mounts:    []engine.MountConfig{{Type: "volume", Source: volume.Name, Target: agentDir, ReadOnly: true, VolumeOptions: &engine.VolumeOptions{NoCopy: true}}},
 		},
 	}
-	if limits.DiskBytes > 0 {
-		config.Cmd = append([]string{"hold-disk"}, config.Cmd...)
+	if m.Disk > 0 {
+		config.Cmd = slices.Insert(config.Cmd, 1, "--disk")
 		config.HostConfig.Mounts = append(config.HostConfig.Mounts, etcMounts(volume, spec.Mounts)...)
 	}
-	hide := func() error { return nil }
-	if len(sources) > 0 {
-		k := b.key()
-		hide = func() error { return e.hide(k) }
-		defer func() { _ = hide() }() // what it leaves, Teardown finds
-		shown, err := e.show(ctx, h, k, name, config, m, sources)
-		if err != nil {
-			return nil, err
-		}
-		config.HostConfig.Mounts = append(config.HostConfig.Mounts, shown...)
-	}
-	if b.container, err = e.create(ctx, h, name, config); err != nil {
-		lacks := limits.DiskBytes > 0 && strings.Contains(sandboxer.Message(err), volume.Mountpoint) // the volume is another one, without etcFiles
-		err = h.unseen(h.noQuota(err))
-		if lacks {
-			err = errors.Join(err, e.forgetAgent(h))
-		}
-		return nil, err
-	}
-	if err := h.startable(ctx, b.container, img.ID, len(sources) > 0); err != nil {
-		return nil, err
-	}
-	err = h.api.ContainerCall(ctx, b.container, "start")
-	if err != nil && ctx.Err() == nil && !e.hasAgent(ctx, h, b.container, prog.Digest) {
-		// The volume is another one than that which was filled: engines tell when one was made to the second.
-		if err := e.forgetAgent(h); err != nil {
-			return nil, err
-		}
-		if _, err := e.bringAgent(ctx, h, prog, img.ID); err != nil {
-			return nil, err
-		}
-		err = h.api.ContainerCall(ctx, b.container, "start")
-	}
-	if err == nil && info.Podman && len(sources) > 0 {
-		err = e.haveMounts(ctx, b, sources)
-	}
-	if err != nil {
-		return nil, err
-	}
-	if err := hide(); err != nil { // it has them
-		return nil, sandboxer.E(sandboxer.Unavailable, err, "what sandbox %s mounts is still shown to the engine", spec.ID)
-	}
-	if networked(spec.Network) && m.Mode == string(sandboxer.NetworkNone) {
-		if err := e.plug(ctx, b, spec.Network); err != nil { // before anything of the image runs
-			return nil, err
-		}
-	}
-	return b, e.complete(ctx, b, m, spec)
+	return config
 }
 
-// startable refuses, as Failed, a container of which the engine itself would read a file that does not end, or is a device of its machine: it
-// looks users up in the files of containers, when it starts one and when it packs what is in it. Waiting at a named pipe there it neither
-// starts the container nor ever removes it. What an image has stays as it is, so that one look at it is enough, but for what is mounted over it.
-func (h *host) startable(ctx context.Context, container, image string, mounted bool) error {
-	h.mu.Lock()
-	looked := h.startables[image]
-	h.mu.Unlock()
-	if looked && !mounted {
-		return nil
-	}
-	switch file, err := h.endless(ctx, container); {
-	case err != nil:
+// start starts a container. If that fails because the volume is not the filled one, start fills it once more: engines report
+// the creation time of a volume only to the second.
+func (e *extension) start(ctx context.Context, b *box, prog program.Program) error {
+	h := b.host
+	err := h.api.ContainerCall(ctx, b.container, "start")
+	if err == nil || ctx.Err() != nil || e.hasAgent(ctx, h, b.container, prog.Digest) {
 		return err
-	case file != "":
-		return sandboxer.E(sandboxer.Failed, nil, "%s of the image is no file, and the engine %s would read it without an end", file, h.name).WithHint("use another image")
 	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if !mounted {
-		if len(h.startables) >= maxStartables || h.startables == nil {
-			h.startables = map[string]bool{}
-		}
-		h.startables[image] = true
+	if err := e.noteAgent(ctx, h, ""); err != nil {
+		return err
 	}
-	return nil
+	if _, err := e.bringAgent(ctx, h, prog, b.image); err != nil {
+		return err
+	}
+	return h.api.ContainerCall(ctx, b.container, "start")
 }
 
-// endless is which of a container's files of users the engine would not come to the end of; empty for none.
-func (h *host) endless(ctx context.Context, container string) (string, error) {
-	for _, file := range []string{"/etc/passwd", "/etc/group"} {
-		mode, err := h.kindOf(ctx, container, file)
-		if sandboxer.KindOf(err) == sandboxer.NotFound {
-			continue
-		}
-		if err != nil {
-			return "", err
-		}
-		if !mode.IsRegular() && !mode.IsDir() { // which ends with an error
-			return file, nil
-		}
-	}
-	return "", nil
-}
-
-// create makes a container. Whether it was made is known when it returns, whatever becomes of ctx: an engine that
-// was asked for one makes it also when nobody waits any more. One of that name that is ours is of
-// somebody who died while making it. Conflict: there is one that is not ours, and it stays.
+// create makes a container. When it returns, it knows the result, whatever happens to ctx: an engine makes a requested
+// container even if no call waits any more. If one of that name is ours, a process died while it made it, and create
+// replaces it. Conflict: there is one that is not ours, and it stays.
 func (e *extension) create(ctx context.Context, h *host, name string, c engine.ContainerConfig) (string, error) {
 	if err := ctx.Err(); err != nil {
 		return "", err
@@ -564,36 +478,37 @@ func (e *extension) create(ctx context.Context, h *host, name string, c engine.C
 		return id, err
 	}
 	there, ierr := h.api.InspectContainer(certain, name)
-	for _, label := range []string{labelOwner, labelExtension, labelID, labelGeneration, labelAgent} {
-		if ierr == nil && there.Config.Labels[label] != c.Labels[label] {
+	for _, l := range []string{labelPrefix + hosts.LabelOwner, labelPrefix + hosts.LabelExtension, labelID, labelPrefix + hosts.LabelGeneration, labelAgent} {
+		if ierr == nil && there.Config.Labels[l] != c.Labels[l] {
 			return "", sandboxer.E(sandboxer.Conflict, err, "the engine %s has a container %s that is not ours", h.name, name).
-				WithHint("remove it, if nobody needs it: docker rm -f %s", name)
+				WithHint("if it is not needed, remove it: docker rm -f %s", name)
 		}
 	}
 	if ierr == nil {
 		ierr = h.api.RemoveContainer(certain, there.ID)
 	}
-	if ierr != nil && sandboxer.KindOf(ierr) != sandboxer.NotFound {
+	if ierr != nil && sandboxer.KindOf(ierr) != sandboxer.NotFound { // gone meanwhile
 		return "", ierr
 	}
 	return h.api.CreateContainer(certain, name, c)
 }
 
-// complete gives a container that has started what it is a sandbox with.
-func (e *extension) complete(ctx context.Context, b *box, m made, spec sandboxer.Spec) error {
-	call, err := e.call(ctx, b, m)
+// complete gives a started container the settings of its sandbox.
+func (e *extension) complete(ctx context.Context, b *box, spec sandboxer.Spec) error {
+	call, err := e.call(ctx, b)
 	if err != nil {
 		return err
 	}
-	return call.End(e.fill(call.Ctx, call.Agent, b, m, spec))
+	return call.End(e.fill(call.Ctx, call.Agent, b, spec))
 }
 
-func (e *extension) fill(ctx context.Context, c *agent.Client, b *box, m made, spec sandboxer.Spec) error {
+func (e *extension) fill(ctx context.Context, c *agent.Client, b *box, spec sandboxer.Spec) error {
+	m := b.made
 	if err := e.began(ctx, c, b); err != nil {
 		return err
 	}
-	// Where a link of the image leads to the agent, who is root inside could put another program in its place, which the engine then runs
-	// to reach the agent. What is claimed was looked at when it was made.
+	// If a link of the image leads to the agent, root inside could put another program in its place, which the engine then runs to reach
+	// the agent. A claimed sandbox was checked when it was made.
 	if claimed := m.Warm && !spec.Warm; !claimed {
 		switch at, err := c.StatFile(ctx, agentDir); {
 		case err != nil:
@@ -605,77 +520,30 @@ func (e *extension) fill(ctx context.Context, c *agent.Client, b *box, m made, s
 	if err := e.isolated(ctx, c, b.host, spec); err != nil {
 		return err
 	}
-	if err := e.resolve(ctx, c, b, m); err != nil {
+	if err := e.resolve(ctx, c, b); err != nil {
 		return err
 	}
-	uid, gid, err := numeric(m.User, func(file string) ([][]string, error) {
-		r, err := c.ReadFile(ctx, file)
-		if sandboxer.KindOf(err) == sandboxer.NotFound {
-			return nil, nil
-		}
-		if err != nil {
-			return nil, err
-		}
-		defer r.Close()
-		return table(r)
-	})
-	if err != nil {
-		return err
-	}
-	user := strconv.Itoa(uid) + ":" + strconv.Itoa(gid)
-	if m.User == "" || !strings.Contains(m.User, ":") {
-		user = m.User
-	}
-	args := []string{agentPath, "untar"}
-	if uid != 0 || gid != 0 {
-		args = append(args, "--owner", strconv.Itoa(uid)+":"+strconv.Itoa(gid))
-	}
-	args = append(args, m.Workspace)
-	var in io.Reader // with none there is nothing to unpack, and no further connection to be opened for it
-	var packed chan error
-	if repo := spec.Inputs["repo"]; repo != "" && !spec.Warm {
-		r, w := io.Pipe()
-		packed = make(chan error, 1)
-		go func() {
-			err := agent.Tar(w, repo)
-			w.CloseWithError(err)
-			packed <- err
-		}()
-		defer r.Close()
-		in = r
-	}
-	err = must(ctx, c, "making the workspace", in, args...)
-	if packed != nil {
-		in.(*io.PipeReader).Close() // who left early is not waited for
-		if perr := <-packed; perr != nil && !errors.Is(perr, io.ErrClosedPipe) {
-			return sandboxer.E(sandboxer.Invalid, perr, "input repo: %s cannot be read whole: %v", spec.Inputs["repo"], perr)
-		}
-	}
-	if err != nil {
-		return err
-	}
-	env := spec.Env
+	env, repo := spec.Env, spec.Inputs["repo"]
 	if env == nil || spec.Warm {
-		env = map[string]string{} // which comes with the claim
-	}
-	if err := c.Init(ctx, agent.Settings{Env: env, User: &user, Workdir: &m.Workspace}); err != nil {
-		return sandboxer.E(failedUnless(err, sandboxer.Unavailable), err, "the sandbox's user %q or environment is not possible: %s", m.User, sandboxer.Message(err))
+		env = map[string]string{} // the claim brings it
 	}
 	if spec.Warm {
-		return nil
+		repo = "" // and this
 	}
-	return startMain(ctx, c, m)
+	if err := c.Init(ctx, agent.Settings{Env: env, User: &m.User, Workdir: &m.Workspace}); err != nil { // it refuses an unknown user
+		return sandboxer.E(sandboxer.KindOf(err), err, "the sandbox's user %q or environment is not possible: %s", m.User, sandboxer.Message(err))
+	}
+	skipped, err := inside.Fill(ctx, c.Exec, m.Workspace, m.User, repo)
+	if skipped != "" {
+		sandboxer.ReportProgress(ctx, sandboxer.Progress{Step: skipped})
+	}
+	if err != nil || spec.Warm {
+		return err
+	}
+	return inside.Start(ctx, c, sandboxer.ProcessSpec{Args: m.Main, Dir: m.MainDir})
 }
 
-// failedUnless is Failed, but for these kinds.
-func failedUnless(err error, kinds ...sandboxer.Kind) sandboxer.Kind {
-	if k := sandboxer.KindOf(err); slices.Contains(append(kinds, sandboxer.Canceled, sandboxer.Timeout), k) {
-		return k
-	}
-	return sandboxer.Failed
-}
-
-// began waits until the agent answers. Where it cannot run, the engine's output says why.
+// began waits until the agent answers. If it cannot run, the engine's output says why.
 func (e *extension) began(ctx context.Context, c *agent.Client, b *box) error {
 	err := c.Health(ctx)
 	if err == nil || ctx.Err() != nil {
@@ -687,134 +555,4 @@ func (e *extension) began(ctx context.Context, c *agent.Client, b *box) error {
 	}
 	said, _ := b.host.api.Logs(ctx, b.container)
 	return sandboxer.E(sandboxer.Failed, err, "the sandbox ended as it began (code %d): %s", d.State.ExitCode, engine.OneLine(d.State.Error+" "+said))
-}
-
-func startMain(ctx context.Context, c *agent.Client, m made) error {
-	if len(m.Main) == 0 {
-		return nil
-	}
-	_, err := c.Start(ctx, sandboxer.ProcessSpec{Args: m.Main, Dir: m.MainDir, Tag: agent.MainTag})
-	if err != nil {
-		return sandboxer.E(failedUnless(err, sandboxer.Unavailable), err, "the sandbox's command %q could not be started: %s", m.Main[0], sandboxer.Message(err))
-	}
-	return nil
-}
-
-// must runs a command as root that has to succeed.
-func must(ctx context.Context, c *agent.Client, what string, in io.Reader, args ...string) error {
-	var said strings.Builder
-	x, err := c.Exec(ctx, sandboxer.Cmd{Args: args, Dir: "/", User: "0", Stdin: in, Stderr: engine.Last(&said)})
-	if err == nil && x.Code != 0 {
-		text := engine.OneLine(said.String())
-		kind := sandboxer.Failed
-		if strings.Contains(text, "no space left") || strings.Contains(text, "quota exceeded") {
-			kind = sandboxer.Exhausted
-		}
-		err = sandboxer.E(kind, nil, "%s failed: %s", what, text)
-	}
-	return err
-}
-
-// numeric finds the numbers of a user, name or uid, with a group or without, by what the sandbox's files say,
-// which table reads; nothing for one that is not there.
-func numeric(user string, table func(file string) ([][]string, error)) (uid, gid int, err error) {
-	if user == "" {
-		return 0, 0, nil
-	}
-	name, group, both := strings.Cut(user, ":")
-	unknown := func(what string) error {
-		return sandboxer.E(sandboxer.Failed, nil, "the sandbox's user %q cannot be found: %s", user, what).WithHint("name another user")
-	}
-	passwd, err := table("/etc/passwd")
-	if err != nil {
-		return 0, 0, err
-	}
-	n, nerr := strconv.ParseUint(name, 10, 31)
-	row := slices.IndexFunc(passwd, func(f []string) bool { return len(f) > 3 && (f[0] == name || nerr == nil && f[2] == name) })
-	switch {
-	case row >= 0:
-		u, uerr := strconv.ParseUint(passwd[row][2], 10, 31)
-		g, gerr := strconv.ParseUint(passwd[row][3], 10, 31)
-		if uerr != nil || gerr != nil {
-			return 0, 0, unknown("/etc/passwd says no numbers")
-		}
-		uid, gid = int(u), int(g)
-	case nerr == nil:
-		uid, gid = int(n), int(n) // as the agent has it
-	default:
-		return 0, 0, unknown("/etc/passwd does not have it")
-	}
-	if !both {
-		return uid, gid, nil
-	}
-	if g, err := strconv.ParseUint(group, 10, 31); err == nil {
-		return uid, int(g), nil
-	}
-	groups, err := table("/etc/group")
-	if err != nil {
-		return 0, 0, err
-	}
-	row = slices.IndexFunc(groups, func(f []string) bool { return len(f) > 2 && f[0] == group })
-	if row < 0 {
-		return 0, 0, unknown("/etc/group does not have the group")
-	}
-	g, err := strconv.ParseUint(groups[row][2], 10, 31)
-	if err != nil {
-		return 0, 0, unknown("/etc/group says no number")
-	}
-	return uid, int(g), nil
-}
-
-// table reads a file of lines with colons.
-func table(r io.Reader) ([][]string, error) {
-	data, err := io.ReadAll(io.LimitReader(r, 1<<20))
-	var rows [][]string
-	for line := range strings.Lines(string(data)) {
-		rows = append(rows, strings.Split(strings.TrimSpace(line), ":"))
-	}
-	return rows, err
-}
-
-// WaitReady implements sandboxer.Extension.
-func (e *extension) WaitReady(ctx context.Context, h sandboxer.Handle) (sandboxer.Reachability, error) {
-	var r sandboxer.Reachability
-	b, err := e.find(ctx, h)
-	if err != nil {
-		return r, err
-	}
-	l, err := e.lock(ctx, b.key(), filelock.Exclusive) // Provision does not leave it alone until it is complete
-	if err != nil {
-		return r, err
-	}
-	defer l.Remove()
-	h = e.handle(b)
-	if b, err = e.find(ctx, h); err != nil {
-		return r, err
-	}
-	rec, err := e.recall(b.key())
-	switch {
-	case err != nil:
-		return r, err
-	case b.state == "paused":
-	default:
-		if err := e.runs(ctx, b); err != nil {
-			return r, err
-		}
-	}
-	if !rec.Ready {
-		return r, sandboxer.E(sandboxer.Unavailable, nil, "sandbox %s was not completed; it has to be provisioned again", b.id)
-	}
-	m, err := readMade(b.labels)
-	if err != nil {
-		return r, err
-	}
-	r = sandboxer.Reachability{Host: b.host.name, RemoteDir: m.Workspace, Extra: map[string]string{"container": h.Ref}}
-	if m.Image != "" {
-		r.Extra["image"] = m.Image
-	}
-	if m.Changed != "" {
-		r.Extra[sandboxer.ExtraChanged] = m.Changed
-	}
-	r.Ports, err = e.ports(ctx, b, m)
-	return r, err
 }

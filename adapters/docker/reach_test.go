@@ -22,7 +22,7 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/sshrun/sshtest"
 )
 
-// lives makes a sandbox there, and all that takes streams and files.
+// lives makes a sandbox there, and tests everything that uses streams and files.
 func lives(t *testing.T, o options) {
 	t.Helper()
 	e := o.opened(t)
@@ -46,7 +46,7 @@ func lives(t *testing.T, o options) {
 	}
 }
 
-// TestSSH: an engine of another machine, by its socket there.
+// TestSSH: an engine on another machine, through its socket there.
 func TestSSH(t *testing.T) {
 	en := engines["docker"](t)
 	s := sshtest.Start(t, sshtest.Options{Silent: true})
@@ -65,7 +65,7 @@ func TestSSH(t *testing.T) {
 	lives(t, o)
 }
 
-// TestTLS: an engine by TCP takes certificates of both.
+// TestTLS: an engine over TCP with certificates of both sides.
 func TestTLS(t *testing.T) {
 	en := engines["docker"](t)
 	dir := t.TempDir()
@@ -106,7 +106,7 @@ func TestTLS(t *testing.T) {
 	o.config["engines"] = map[string]any{"one": one}
 	lives(t, o)
 
-	// One that another authority speaks for is not spoken to.
+	// A server with a certificate of another authority is refused.
 	other := t.TempDir()
 	certificate(t, other, "ca", nil, nil)
 	one["ca"] = other + "/ca.pem"

@@ -8,23 +8,11 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/agent"
+	"github.com/sand-boxer/sandboxer/internal/capture"
 	"github.com/sand-boxer/sandboxer/internal/engine"
 )
 
-// Without implements sandboxer.Narrower: an image that the engine makes of a container holds what its own runtime
-// wrote. gVisor keeps what is written in a layer of its own, unless it is told otherwise. And networks are changed only where
-// they are filtered.
-func (e *extension) Without() (without []sandboxer.Capability) {
-	if e.cfg.Runtime != "" {
-		without = append(without, sandboxer.CanSnapshot)
-	}
-	if !e.filtersAny() {
-		without = append(without, sandboxer.CanNetwork)
-	}
-	return without
-}
-
-// checkRuntime refuses an isolation that no runtime is named for.
+// checkRuntime refuses an isolation without a configured runtime.
 func (e *extension) checkRuntime(spec sandboxer.Spec) error {
 	if spec.Profile.Isolation == sandboxer.IsolationGVisor && e.cfg.Runtime == "" {
 		return sandboxer.E(sandboxer.Unsupported, nil, "the profile promises the isolation gvisor, and %s runs containers by the engine's usual runtime", e.env.Extension).
@@ -33,7 +21,7 @@ func (e *extension) checkRuntime(spec sandboxer.Spec) error {
 	return nil
 }
 
-// hasRuntime refuses an engine that would not run a container by the runtime that is set.
+// hasRuntime refuses an engine that does not have the configured runtime.
 func (e *extension) hasRuntime(h *host, info engine.Info) error {
 	r := e.cfg.Runtime
 	switch {
@@ -41,7 +29,7 @@ func (e *extension) hasRuntime(h *host, info engine.Info) error {
 	case info.Podman:
 		return sandboxer.E(sandboxer.Unsupported, nil, "the engine %s is Podman, whose service takes no runtime for a container", h.name).
 			WithHint("use Docker's engine there, or leave runtime out of the config of %s", e.env.Extension)
-	case strings.HasPrefix(r, "io.containerd."): // a program of that name, of which the engine knows when it is started
+	case strings.HasPrefix(r, "io.containerd."): // a program of that name, unknown to the engine until a start
 	case info.Runtimes[r] == nil:
 		return sandboxer.E(sandboxer.Unsupported, nil, "the engine %s has no runtime %q; it has %s", h.name, r, strings.Join(slices.Sorted(maps.Keys(info.Runtimes)), ", ")).
 			WithHint("have it added to runtimes in the engine's daemon.json, or change runtime in the config of %s", e.env.Extension)
@@ -49,18 +37,18 @@ func (e *extension) hasRuntime(h *host, info engine.Info) error {
 	return nil
 }
 
-// gVisorBuilt ends what all versions of gVisor's kernel say of themselves; newer ones call their release gvisor, too.
+// gVisorBuilt ends the kernel version of all gVisor versions; newer ones also have gvisor in their release.
 const gVisorBuilt = "#1 SMP Sun Jan 10 15:06:54 PST 2016"
 
-// isolated refuses a sandbox that is not what its profile promises: a runtime's name is what somebody
-// wrote into the engine's configuration. Nothing of the image has run yet, and where its kernel is the
-// machine's own, that says so.
+// isolated refuses a sandbox without the isolation of its profile: a runtime's name is only an entry
+// in the engine's configuration. No program of the image has run yet, and if its kernel is the
+// machine's own, that kernel says so.
 func (e *extension) isolated(ctx context.Context, c *agent.Client, h *host, spec sandboxer.Spec) error {
 	if spec.Profile.Isolation != sandboxer.IsolationGVisor {
 		return nil
 	}
-	var version strings.Builder
-	x, err := c.Exec(ctx, sandboxer.Cmd{Args: []string{agentPath, "kernel"}, Dir: "/", User: "0", Stdout: engine.Last(&version)})
+	version := &capture.First{Max: 4 << 10}
+	x, err := c.Exec(ctx, sandboxer.Cmd{Args: []string{agentPath, "kernel"}, Dir: "/", User: "0", Stdout: version})
 	if err != nil {
 		return err
 	}

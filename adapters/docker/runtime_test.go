@@ -10,8 +10,8 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/engine"
 )
 
-// TestGVisor: a runtime of the engine's that is gVisor gives the isolation of that name, and another does not, however
-// it is called.
+// TestGVisor: a runtime of the engine that is gVisor provides the isolation of that name, and another does not,
+// whatever its name.
 func TestGVisor(t *testing.T) {
 	en := engines["docker"](t)
 	dockerEngine.GVisor(t, buildtest.Program(t, "gvisor.dev/gvisor/runsc"))
@@ -52,6 +52,6 @@ func TestGVisor(t *testing.T) {
 			t.Errorf("after a refusal it is %s, %v", l, err)
 		}
 	}
-	// Podman's service would leave the runtime out without a word.
+	// Podman's service would ignore the runtime without an error.
 	wantKind(t, (&extension{cfg: Config{Runtime: "runsc"}}).hasRuntime(&host{name: "one"}, engine.Info{Podman: true}), sandboxer.Unsupported, "Podman")
 }

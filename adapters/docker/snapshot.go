@@ -2,27 +2,23 @@ package docker
 
 import (
 	"context"
-	"encoding/base64"
 	"errors"
 	"io"
 	"iter"
 	"regexp"
-	"strconv"
+	"slices"
 	"strings"
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/engine"
-	"github.com/sand-boxer/sandboxer/internal/filelock"
+	"github.com/sand-boxer/sandboxer/internal/hosts"
 )
 
-// A snapshot is an image of the engine, made while the container stands still. It is known by its
-// name, which nobody but a user of the engine can give: labels alone an image from anywhere could have. A restored
-// sandbox has a name of its own for it, so that the snapshot can be dropped meanwhile.
+// A snapshot is an image of the engine, made while the container is paused. Its name identifies it, because only a user
+// of the engine can give one: an image from anywhere could have the labels. A restored sandbox has its own name for the
+// image, so that the snapshot can be dropped meanwhile.
 
 var snapshotID = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$`)
-
-// labelStamp is the stamp of the sandbox that was saved.
-const labelStamp = "dev.sandboxer.docker.stamp"
 
 func (e *extension) snapshotName(id string) string { return e.repo("snapshot") + ":" + id }
 
@@ -52,17 +48,17 @@ func (e *extension) Snapshot(ctx context.Context, h sandboxer.Handle, id string)
 	if err := checkSnapshotID(id); err != nil {
 		return none, err
 	}
-	l, err := e.lock(ctx, "snapshot-"+id, filelock.Exclusive)
+	unlock, err := e.env.Notes.Lock(ctx, "snapshot-"+id)
 	if err != nil {
 		return none, err
 	}
-	defer l.Remove()
-	hosts, err := e.where(h)
+	defer unlock()
+	at, err := e.where(h.Host)
 	if err != nil {
 		return none, err
 	}
-	for _, ho := range hosts {
-		if i, err := e.saved(ctx, ho, id); err == nil {
+	for _, name := range at.Names() {
+		if i, err := e.saved(ctx, at[name], id); err == nil {
 			return receipt(id, i), nil
 		} else if sandboxer.KindOf(err) != sandboxer.NotFound {
 			return none, err
@@ -72,41 +68,28 @@ func (e *extension) Snapshot(ctx context.Context, h sandboxer.Handle, id string)
 	if err != nil {
 		return none, err
 	}
-	if b.state != "paused" {
-		if err := e.runs(ctx, b); err != nil {
-			return none, err
-		}
+	if err := e.lives(ctx, b); err != nil {
+		return none, err
 	}
 	c, err := b.host.api.InspectContainer(ctx, b.container)
 	if err != nil {
 		return none, err
 	}
 	for _, m := range c.Mounts {
-		if m.Destination != agentDir && m.Type != "bind" { // mounts of this machine are in no snapshot
+		if m.Destination != agentDir && m.Type != "bind" { // a snapshot contains no mounts of this machine
 			return none, sandboxer.E(sandboxer.Unsupported, nil, "what sandbox %s has at %s is a volume of its image, which an image made of it does not hold", b.id, m.Destination).
 				WithHint("save it in portable form, which holds the workspace: sandboxer snapshot create --portable %s", b.id)
 		}
 	}
-	r, err := e.recall(b.key())
-	if err != nil {
-		return none, err
-	}
-	m, err := readMade(b.labels)
-	if err != nil {
-		return none, err
-	}
-	stamp := m.Stamp
-	if r.Stamp != nil {
-		stamp = r.Stamp
-	}
-	m.Stamp, m.Mounts = nil, nil // it is in a label of its own, and they are in no snapshot
-	// It stands still meanwhile.
-	err = e.agentIn(b.host, e.name(b.id, b.generation), b.container).WithoutDials(ctx, func(ctx context.Context) error {
-		if err := e.savable(ctx, b, m); err != nil {
+	m := b.made
+	m.Mounts = nil // a snapshot contains none
+	// The engine pauses the container meanwhile.
+	err = e.agentIn(b).WithoutDials(ctx, func(ctx context.Context) error {
+		if err := e.savable(ctx, b); err != nil {
 			return err
 		}
 		_, err := b.host.api.Commit(ctx, b.container, e.repo("snapshot"), id, map[string]string{
-			labelSnapshot: id, labelStamp: base64.RawURLEncoding.EncodeToString(stamp), labelMade: m.label(),
+			labelSnapshot: id, labelMade: m.label(),
 		})
 		return err
 	})
@@ -120,10 +103,10 @@ func (e *extension) Snapshot(ctx context.Context, h sandboxer.Handle, id string)
 	return receipt(id, i), nil
 }
 
-// savable refuses, as Exhausted, to save what would be larger than the limit of the sandbox's disk, or with none than the largest image:
-// an engine writes the sparse files of a container out in full.
-func (e *extension) savable(ctx context.Context, b *box, m made) error {
-	most, what := m.Disk, "limit of the sandbox's disk"
+// savable refuses, as Exhausted, to save more than the limit of the sandbox's disk, or without one more than the largest image: an
+// engine writes the sparse files of a container out in full.
+func (e *extension) savable(ctx context.Context, b *box) error {
+	most, what := b.made.Disk, "limit of the sandbox's disk"
 	if most == 0 {
 		most, what = e.cfg.Images.MaxDownload, "largest image (images.max_download)"
 	}
@@ -141,14 +124,14 @@ func (e *extension) savable(ctx context.Context, b *box, m made) error {
 	return nil
 }
 
-// RestoreFromSnapshot implements sandboxer.Snapshotter. A snapshot of another engine of the extension is
-// brought to the one where the sandbox is placed.
+// RestoreFromSnapshot implements sandboxer.Snapshotter. It copies a snapshot from another engine of the
+// extension to the one where the sandbox is placed.
 func (e *extension) RestoreFromSnapshot(ctx context.Context, spec sandboxer.Spec, s sandboxer.Snapshot) (sandboxer.Handle, error) {
 	if err := checkSnapshotID(s.SnapshotID); err != nil {
 		return sandboxer.Handle{}, err
 	}
 	if spec.Image == "" {
-		spec.Image = "engine:" + e.snapshotName(s.SnapshotID) // which it is made of
+		spec.Image = "engine:" + e.snapshotName(s.SnapshotID) // the image of the snapshot
 	}
 	if err := e.check(spec); err != nil {
 		return sandboxer.Handle{}, err
@@ -184,11 +167,11 @@ func (e *extension) RestoreFromSnapshot(ctx context.Context, spec sandboxer.Spec
 	})
 }
 
-// bring brings a snapshot to h from whichever engine has it.
+// bring copies a snapshot to h from any engine that has it.
 func (e *extension) bring(ctx context.Context, h *host, id string) error {
 	var failed error
-	for _, n := range e.names {
-		from := e.hosts[n]
+	for _, name := range e.hosts.Names() {
+		from := e.hosts[name]
 		if from == h {
 			continue
 		}
@@ -212,8 +195,8 @@ func (e *extension) bring(ctx context.Context, h *host, id string) error {
 // restoredTag names the image of a restored sandbox.
 func (e *extension) restoredTag(id string, generation int) string { return key(id, generation) }
 
-// removeRestored removes the name of a restored sandbox's image, and the image if it was the last one; with
-// no tag all of them.
+// removeRestored removes the name of a restored sandbox's image, and the image with its last name; without a tag
+// it removes all of them.
 func (e *extension) removeRestored(ctx context.Context, h *host, tag string) error {
 	repo := e.repo("restored")
 	names := []string{repo + ":" + tag}
@@ -233,9 +216,7 @@ func (e *extension) removeRestored(ctx context.Context, h *host, tag string) err
 	}
 	var errs []error
 	for _, n := range names {
-		if err := h.api.RemoveImage(ctx, n); err != nil && sandboxer.KindOf(err) != sandboxer.NotFound {
-			errs = append(errs, err)
-		}
+		errs = append(errs, h.api.RemoveImage(ctx, n))
 	}
 	return errors.Join(errs...)
 }
@@ -248,62 +229,49 @@ func (e *extension) DropSnapshot(ctx context.Context, s sandboxer.Snapshot) erro
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	l, err := e.lock(ctx, "snapshot-"+s.SnapshotID, filelock.Exclusive)
+	unlock, err := e.env.Notes.Lock(ctx, "snapshot-"+s.SnapshotID)
 	if err != nil {
 		return err
 	}
-	defer l.Remove()
-	all, err := e.where(sandboxer.Handle{})
-	if err != nil {
-		return err
-	}
-	return each(all, func(h *host) error {
-		err := h.api.RemoveImage(ctx, e.snapshotName(s.SnapshotID))
-		if sandboxer.KindOf(err) == sandboxer.NotFound {
-			return nil
-		}
-		return err
+	defer unlock()
+	_, silent := hosts.Ask(e.hosts, func(h *host) ([]struct{}, error) {
+		return nil, h.api.RemoveImage(ctx, e.snapshotName(s.SnapshotID))
 	})
+	return silent.Err()
 }
 
 // ListSnapshots implements sandboxer.Snapshotter.
 func (e *extension) ListSnapshots(ctx context.Context, owner string) iter.Seq2[sandboxer.FoundSnapshot, error] {
-	return func(yield func(sandboxer.FoundSnapshot, error) bool) {
+	return hosts.List(func() ([]sandboxer.FoundSnapshot, error) {
 		if owner != e.env.Owner {
-			return
+			return nil, nil
 		}
-		seen := map[string]bool{}
-		var failed error
-		for _, n := range e.names {
-			h := e.hosts[n]
-			list, err := h.api.ListImages(ctx, e.repo("snapshot"), nil)
-			failed = errors.Join(failed, err)
-			for _, s := range list {
-				for _, t := range s.RepoTags {
-					id, ok := strings.CutPrefix(t, e.repo("snapshot")+":")
-					if !ok || seen[id] || checkSnapshotID(id) != nil {
-						continue
-					}
-					i, err := e.saved(ctx, h, id)
-					if sandboxer.KindOf(err) == sandboxer.NotFound { // by now
-						continue
-					}
-					if err != nil {
-						failed = errors.Join(failed, err)
-						continue
-					}
-					seen[id] = true
-					f := sandboxer.FoundSnapshot{Snapshot: receipt(id, i), Whole: true, SandboxID: i.Config.Labels[labelID]}
-					f.Generation, _ = strconv.Atoi(i.Config.Labels[labelGeneration])
-					f.Stamp, _ = base64.RawURLEncoding.DecodeString(i.Config.Labels[labelStamp])
-					if !yield(f, nil) {
-						return
-					}
-				}
+		all, silent := hosts.Ask(e.hosts, func(h *host) ([]sandboxer.FoundSnapshot, error) { return e.snapshotsOn(ctx, h) })
+		id := func(f sandboxer.FoundSnapshot) string { return f.Snapshot.SnapshotID }
+		slices.SortStableFunc(all, func(a, b sandboxer.FoundSnapshot) int { return strings.Compare(id(a), id(b)) })
+		return slices.CompactFunc(all, func(a, b sandboxer.FoundSnapshot) bool { return id(a) == id(b) }), silent.Err()
+	})
+}
+
+// snapshotsOn lists the snapshots that a host has.
+func (e *extension) snapshotsOn(ctx context.Context, h *host) (all []sandboxer.FoundSnapshot, failed error) {
+	list, failed := h.api.ListImages(ctx, e.repo("snapshot"), nil)
+	for _, s := range list {
+		for _, t := range s.RepoTags {
+			id, ok := strings.CutPrefix(t, e.repo("snapshot")+":")
+			if !ok || checkSnapshotID(id) != nil {
+				continue
+			}
+			i, err := e.saved(ctx, h, id)
+			switch sandboxer.KindOf(err) {
+			case "":
+				m, _ := hosts.ReadMark(labelPrefix, i.Config.Labels)
+				all = append(all, sandboxer.FoundSnapshot{Snapshot: receipt(id, i), Whole: true, SandboxID: m.ID, Generation: m.Generation})
+			case sandboxer.NotFound: // dropped meanwhile
+			default:
+				failed = errors.Join(failed, err)
 			}
 		}
-		if failed != nil {
-			yield(sandboxer.FoundSnapshot{}, failed)
-		}
 	}
+	return all, failed
 }

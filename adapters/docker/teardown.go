@@ -2,41 +2,34 @@ package docker
 
 import (
 	"context"
-	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
-	"github.com/sand-boxer/sandboxer/internal/filelock"
+	"github.com/sand-boxer/sandboxer/internal/hosts"
 )
 
 // Teardown implements sandboxer.Extension. Without a generation it removes all of them. An engine that
-// cannot be asked is an error, after the others were seen to.
+// cannot be asked is an error, returned after the others are done.
 func (e *extension) Teardown(ctx context.Context, h sandboxer.Handle) (report sandboxer.CleanupReport, err error) {
 	if err := ctx.Err(); err != nil {
 		return report, err
 	}
-	hosts, err := e.where(h)
+	at, err := e.where(h.Host)
 	if err != nil {
 		return report, err
 	}
-	reports := make(chan sandboxer.CleanupReport, len(hosts))
-	err = each(hosts, func(ho *host) error {
+	reports, silent := hosts.Ask(at, func(ho *host) ([]sandboxer.CleanupReport, error) {
 		r, err := e.teardownOn(ctx, ho, h)
-		reports <- r
-		if err != nil {
-			var se *sandboxer.Error
-			if errors.As(err, &se) && se.Kind == sandboxer.Unavailable {
-				return sandboxer.E(sandboxer.Unavailable, err, "host %s: %s", ho.name, se.Msg).WithHint("%s", se.Hint)
-			}
-		}
-		return err
+		return []sandboxer.CleanupReport{r}, err
 	})
-	if err == nil && h.Host == "" && h.Generation != 0 { // it is nowhere
-		err = e.forget(key(h.SandboxID, h.Generation))
+	err = silent.Err()
+	if err == nil && h.Host == "" && h.Generation != 0 { // there is none
+		err = e.forget(ctx, key(h.SandboxID, h.Generation))
 	}
-	close(reports)
-	for r := range reports {
+	for _, r := range reports {
 		report.Removed = append(report.Removed, r.Removed...)
 		report.Kept = append(report.Kept, r.Kept...)
 		report.Warnings = append(report.Warnings, r.Warnings...)
@@ -45,12 +38,22 @@ func (e *extension) Teardown(ctx context.Context, h sandboxer.Handle) (report sa
 }
 
 func (e *extension) teardownOn(ctx context.Context, ho *host, h sandboxer.Handle) (report sandboxer.CleanupReport, err error) {
-	there, err := e.on(ctx, ho, h.SandboxID, h.Generation)
+	made, err := container(h)
 	if err != nil {
 		return report, err
 	}
+	there, strangers, err := e.sort(ctx, ho, h.SandboxID, h.Generation)
+	if err != nil {
+		return report, err
+	}
+	left := func(name, id string) {
+		report.Warnings = append(report.Warnings, fmt.Sprintf("container %s (%.12s) on %s has the labels of sandbox %s and is another one: it was left alone", name, id, ho.name, h.SandboxID))
+	}
+	for _, s := range strangers {
+		left(strings.TrimPrefix(strings.Join(s.Names, ","), "/"), s.ID)
+	}
 	generations := map[int]bool{}
-	if h.Generation != 0 { // what was written down and not made, too
+	if h.Generation != 0 { // also a record without a container
 		generations[h.Generation] = true
 	}
 	for _, b := range there {
@@ -58,43 +61,49 @@ func (e *extension) teardownOn(ctx context.Context, ho *host, h sandboxer.Handle
 	}
 	for g := range generations {
 		k := key(h.SandboxID, g)
-		l, err := e.lock(ctx, k, filelock.Exclusive)
+		unlock, err := e.env.Notes.Lock(ctx, k)
 		if err != nil {
 			return report, err
 		}
 		err = func() error {
-			defer l.Remove()
-			// The network is not that of one on another host, which stays; what is found below loses its own.
-			if r, err := e.recall(k); err != nil || r.Host == ho.name {
+			defer unlock()
+			// A sandbox on another host keeps its network; those found below lose theirs.
+			r, unread := e.recall(ctx, k)
+			if unread != nil || r.Host == ho.name {
 				e.unplug(k)
 			}
 			now, err := e.on(ctx, ho, h.SandboxID, g)
 			if err != nil {
 				return err
 			}
+			if made != "" {
+				now = slices.DeleteFunc(now, func(b *box) bool {
+					if b.container != made {
+						left(e.name(b.id, b.generation), b.container)
+					}
+					return b.container != made
+				})
+			}
 			removed, err := e.remove(ctx, now)
 			report.Removed = append(report.Removed, removed...)
-			for _, b := range now {
-				if m, merr := readMade(b.labels); err == nil && merr == nil {
-					for _, s := range m.Mounts {
-						report.Kept = append(report.Kept, s.Source+", which was mounted")
-					}
-				}
-			}
-			if err == nil {
-				err = e.hide(k)
-			}
-			if err == nil {
-				err = e.removeRestored(ctx, ho, e.restoredTag(h.SandboxID, g))
-			}
 			if err != nil {
 				return err
 			}
-			r, err := e.recall(k)
-			if err == nil && r.Host == ho.name { // else it is another host's
-				err = e.forget(k)
+			for _, b := range now {
+				for _, s := range b.made.Mounts {
+					report.Kept = append(report.Kept, s.Source+", which was mounted")
+				}
 			}
-			return err
+			if err := e.hide(k); err != nil {
+				return err
+			}
+			if err := e.removeRestored(ctx, ho, e.restoredTag(h.SandboxID, g)); err != nil {
+				return err
+			}
+			if unread != nil || r.Host != ho.name { // it is another host's
+				return unread
+			}
+			return e.forget(ctx, k)
 		}()
 		if err != nil {
 			return report, err
@@ -109,7 +118,7 @@ func (e *extension) teardownOn(ctx context.Context, ho *host, h sandboxer.Handle
 // remove removes containers. When it returns nil they are gone.
 func (e *extension) remove(ctx context.Context, all []*box) (removed []string, err error) {
 	for _, b := range all {
-		e.dropAgent(e.name(b.id, b.generation))
+		e.agents.Drop(e.name(b.id, b.generation))
 		e.unplug(b.key())
 		if err := e.removeContainer(ctx, b); err != nil {
 			return removed, err
@@ -122,11 +131,7 @@ func (e *extension) remove(ctx context.Context, all []*box) (removed []string, e
 func (e *extension) removeContainer(ctx context.Context, b *box) error {
 	for {
 		err := b.host.api.RemoveContainer(ctx, b.container)
-		switch sandboxer.KindOf(err) {
-		case "", sandboxer.NotFound:
-			return nil
-		case sandboxer.Conflict: // somebody else is removing it
-		default:
+		if sandboxer.KindOf(err) != sandboxer.Conflict { // otherwise another call is removing it
 			return err
 		}
 		if _, ierr := b.host.api.InspectContainer(ctx, b.container); sandboxer.KindOf(ierr) == sandboxer.NotFound {

@@ -106,42 +106,8 @@ func (e *Extension) openAgent(ctx context.Context, h sandboxer.Handle, _ bool) (
 	return c, err
 }
 
-// An agentClient is kept for the next calls.
-type agentClient struct {
-	socket string
-	*agent.Client
-}
-
 func (e *Extension) agentAt(o Object, socket string) *agent.Client {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if c := e.agents[o.Ref]; c.socket == socket {
-		return c.Client
-	}
-	e.dropAgent(o.Ref)
-	c := agent.NewClient(agent.ClientOptions{User: o.Spec.User, Dial: func(ctx context.Context) (net.Conn, error) {
+	return e.agents.Get(o.Ref, socket, agent.ClientOptions{User: o.Spec.User, Dial: func(ctx context.Context) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", socket)
 	}})
-	if e.agents == nil {
-		e.agents = map[string]agentClient{}
-	}
-	e.agents[o.Ref] = agentClient{socket, c}
-	return c
-}
-
-// dropAgent ends the idle connections to an agent. Call it with e.mu held.
-func (e *Extension) dropAgent(ref string) {
-	if c, ok := e.agents[ref]; ok {
-		c.Close()
-		delete(e.agents, ref)
-	}
-}
-
-// closeAgents lets go of all agents; they and their processes live on.
-func (e *Extension) closeAgents() {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	for ref := range e.agents {
-		e.dropAgent(ref)
-	}
 }

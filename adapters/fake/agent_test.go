@@ -47,5 +47,5 @@ func TestConformanceThroughTheAgent(t *testing.T) {
 		w.Inject(fake.Fault{Verb: fake.VerbAny, Silent: true})
 		return w.Forgive
 	}
-	extensiontest.Run(t, h)
+	extensiontest.RunWire(t, h)
 }

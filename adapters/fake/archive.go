@@ -68,8 +68,8 @@ func pack(out *tar.Writer, root *os.Root, name, rel string) error {
 		if target, err = root.Readlink(name); err != nil {
 			return err
 		}
-	default:
-		return nil
+	default: // for the reader to count
+		return out.WriteHeader(&tar.Header{Typeflag: tar.TypeFifo, Name: rel, Mode: int64(fi.Mode().Perm()), ModTime: fi.ModTime()})
 	}
 	hdr, err := tar.FileInfoHeader(fi, target)
 	if err != nil {

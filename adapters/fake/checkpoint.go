@@ -21,7 +21,7 @@ func (e *Extension) Checkpoint(ctx context.Context, h sandboxer.Handle, begin fu
 		var c sandboxer.Contents
 		if v := o.Spec.Inputs["volume"]; v != "" {
 			if _, err := root.Lstat(path.Join(o.archived(""), sandboxer.VolumesDir)); err == nil {
-				return sandboxer.E(sandboxer.Conflict, nil, "the workspace has %s, where volumes are kept in checkpoints", sandboxer.VolumesDir)
+				return sandboxer.E(sandboxer.Conflict, nil, "the workspace contains %s, a name that checkpoints use for volumes", sandboxer.VolumesDir)
 			}
 			c.Volumes = []string{v}
 		}
@@ -57,7 +57,7 @@ func (e *Extension) ProvisionFrom(ctx context.Context, spec sandboxer.Spec, c sa
 		return h, err
 	}
 	if len(c.Volumes) > 0 && !slices.Equal(c.Volumes, []string{spec.Inputs["volume"]}) {
-		return h, sandboxer.E(sandboxer.Unsupported, nil, "the checkpoint holds the volumes %s, and the sandbox has none of that name", strings.Join(c.Volumes, ", "))
+		return h, sandboxer.E(sandboxer.Unsupported, nil, "the checkpoint has the volumes %s, but the sandbox has no volume of that name", strings.Join(c.Volumes, ", "))
 	}
 	dir, err := os.MkdirTemp("", "fake-checkpoint-")
 	if err != nil {

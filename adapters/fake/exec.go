@@ -56,7 +56,7 @@ func newCommand(o Object, cmd sandboxer.Cmd) (*command, error) {
 	c := &command{in: o, cmd: cmd, cookie: procs.ExecVar + "=" + rand.Text()}
 	// Nothing of our own environment but what a login would set.
 	env := map[string]string{
-		"PATH": os.Getenv("PATH"), "HOME": o.workspace(), "PWD": dir, "SANDBOXER_ID": o.Spec.ID,
+		"PATH": os.Getenv("PATH"), "LANG": "C.UTF-8", "HOME": o.workspace(), "PWD": dir, "SANDBOXER_ID": o.Spec.ID,
 	}
 	if env["PATH"] == "" {
 		env["PATH"] = "/usr/local/bin:/usr/bin:/bin"
@@ -139,91 +139,105 @@ func credential(name string) (*syscall.Credential, error) {
 	return &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}, nil
 }
 
-// run runs the command to its end. Once it has started, check is asked whether it
-// still may.
-func (c *command) run(ctx context.Context, check func() error) (x sandboxer.Exit, err error) {
-	// What is copied: the command's outputs, and its input.
-	var outputs []func(end <-chan struct{}) error
-	var input io.WriteCloser
-	var terminal *os.File
-	var theirs, ours []*os.File // ends of pipes: closed after the start, and after all
-	defer func() {
-		for _, f := range slices.Concat(theirs, ours) {
-			f.Close()
-		}
-	}()
+// copying is what is copied while a command runs: its outputs, and its input.
+type copying struct {
+	outputs  []func(end <-chan struct{}) error
+	input    io.WriteCloser
+	terminal *os.File
+	theirs   []*os.File // ends of pipes that are closed after the start
+	ours     []*os.File // and after all
+}
+
+func (s *copying) close() {
+	for _, f := range slices.Concat(s.theirs, s.ours) {
+		f.Close()
+	}
+}
+
+// connect gives the command a terminal, or pipes. What is open must be closed also after an error.
+func (c *command) connect() (s copying, err error) {
 	if c.cmd.TTY != nil {
 		master, slave, err := pty.Open()
 		if err != nil {
-			return x, sandboxer.E(sandboxer.Unavailable, err, "no terminal can be had")
+			return s, sandboxer.E(sandboxer.Unavailable, err, "cannot open a terminal")
 		}
-		terminal, theirs, ours = master, append(theirs, slave), append(ours, master)
+		s.terminal, s.theirs, s.ours = master, append(s.theirs, slave), append(s.ours, master)
 		resize(master, *c.cmd.TTY)
 		if cred := c.proc.SysProcAttr.Credential; cred != nil {
 			slave.Chown(int(cred.Uid), int(cred.Gid))
 		}
 		c.proc.Stdin, c.proc.Stdout, c.proc.Stderr = slave, slave, slave
 		c.proc.SysProcAttr.Setctty = true
-		input = endless{master}
-		outputs = append(outputs, func(end <-chan struct{}) error { return drain(c.cmd.Stdout, master, end) })
-	} else {
-		pipe := func() (r, w *os.File) {
-			if err == nil {
-				r, w, err = os.Pipe()
-			}
-			return r, w
+		s.input = endless{master}
+		s.outputs = append(s.outputs, func(end <-chan struct{}) error { return drain(c.cmd.Stdout, master, end) })
+		return s, nil
+	}
+	pipe := func() (r, w *os.File) {
+		if err == nil {
+			r, w, err = os.Pipe()
 		}
-		if c.cmd.Stdin != nil {
-			if r, w := pipe(); err == nil {
-				c.proc.Stdin, input = r, w
-				theirs, ours = append(theirs, r), append(ours, w)
-			}
-		}
-		for _, s := range []struct {
-			to   io.Writer
-			from *io.Writer
-		}{{c.cmd.Stdout, &c.proc.Stdout}, {c.cmd.Stderr, &c.proc.Stderr}} {
-			if s.to == nil {
-				continue
-			}
-			if r, w := pipe(); err == nil {
-				*s.from = w
-				theirs, ours = append(theirs, w), append(ours, r)
-				outputs = append(outputs, func(end <-chan struct{}) error { return drain(s.to, r, end) })
-			}
-		}
-		if err != nil {
-			return x, sandboxer.E(sandboxer.Unavailable, err, "no pipe can be had")
+		return r, w
+	}
+	if c.cmd.Stdin != nil {
+		if r, w := pipe(); err == nil {
+			c.proc.Stdin, s.input = r, w
+			s.theirs, s.ours = append(s.theirs, r), append(s.ours, w)
 		}
 	}
+	for _, o := range []struct {
+		to   io.Writer
+		from *io.Writer
+	}{{c.cmd.Stdout, &c.proc.Stdout}, {c.cmd.Stderr, &c.proc.Stderr}} {
+		if o.to == nil {
+			continue
+		}
+		if r, w := pipe(); err == nil {
+			*o.from = w
+			s.theirs, s.ours = append(s.theirs, w), append(s.ours, r)
+			s.outputs = append(s.outputs, func(end <-chan struct{}) error { return drain(o.to, r, end) })
+		}
+	}
+	if err != nil {
+		err = sandboxer.E(sandboxer.Unavailable, err, "cannot open a pipe")
+	}
+	return s, err
+}
 
+// run runs the command to its end. Once it has started, check is asked whether it
+// still may.
+func (c *command) run(ctx context.Context, check func() error) (x sandboxer.Exit, err error) {
+	s, err := c.connect()
+	defer func() { s.close() }()
+	if err != nil {
+		return x, err
+	}
 	if err := c.start(); err != nil {
 		if se := sandboxer.StartErrorOf(c.cmd.Args[0], err); se != nil {
 			return se.Exit(c.cmd), nil
 		}
 		return x, sandboxer.E(sandboxer.Unavailable, err, "the command could not be started")
 	}
-	for _, f := range theirs {
+	for _, f := range s.theirs {
 		f.Close()
 	}
-	theirs = nil
+	s.theirs = nil
 
 	// The copying of input ends when its reader lets it: nobody waits for that.
-	if input != nil {
+	if s.input != nil {
 		go func() {
 			if c.cmd.Stdin != nil {
-				io.Copy(input, c.cmd.Stdin)
+				io.Copy(s.input, c.cmd.Stdin)
 			}
-			input.Close()
+			s.input.Close()
 		}()
 	}
 	end := make(chan struct{}) // the command is over
-	copied := make(chan error, len(outputs))
-	for _, f := range outputs {
+	copied := make(chan error, len(s.outputs))
+	for _, f := range s.outputs {
 		go func() { copied <- f(end) }()
 	}
 	var aside sync.WaitGroup
-	aside.Go(func() { c.steer(terminal, end) })
+	aside.Go(func() { c.steer(s.terminal, end) })
 	waited := make(chan sandboxer.Exit, 1)
 	go func() { waited <- c.wait() }()
 
@@ -241,7 +255,7 @@ func (c *command) run(ctx context.Context, check func() error) (x sandboxer.Exit
 			case <-ctx.Done():
 				bad = sandboxer.E(sandboxer.KindOf(ctx.Err()), ctx.Err(), "the command was interrupted")
 			case bad = <-copied:
-				outputs = outputs[1:]
+				s.outputs = s.outputs[1:]
 				if bad != nil {
 					bad = sandboxer.E(sandboxer.Canceled, bad, "the command's output could not be delivered")
 				}
@@ -264,7 +278,7 @@ func (c *command) run(ctx context.Context, check func() error) (x sandboxer.Exit
 	if failed != nil {
 		patience = time.After(time.Second)
 	}
-	for range outputs {
+	for range s.outputs {
 		select {
 		case err := <-copied:
 			if err != nil && failed == nil {
@@ -272,7 +286,7 @@ func (c *command) run(ctx context.Context, check func() error) (x sandboxer.Exit
 			}
 		case <-ctx.Done():
 			if failed == nil {
-				failed = sandboxer.E(sandboxer.KindOf(ctx.Err()), ctx.Err(), "the command ended, its output was not taken")
+				failed = sandboxer.E(sandboxer.KindOf(ctx.Err()), ctx.Err(), "the command ended, but the caller did not read its output")
 			}
 			if patience == nil {
 				patience = time.After(time.Second)

@@ -3,14 +3,14 @@
 // use it, and newcomers copy it: fake.go is an adapter as all adapters are, World
 // plays the part of the engine, cluster or account behind it.
 //
-// It has every capability and passes the whole conformance suite. It can be told to
-// fail, hang, lie, lose answers, be late and delay its listings (Fault), from its
-// configuration or while it runs, and to do so in a process of its own, which
-// outlives a broker that is killed and keeps a durable log (Serve).
+// It has every capability and passes the whole conformance suite. Its configuration, or a
+// call while it runs, can make it fail, hang, give wrong answers, lose answers, be late and
+// delay its listings (Fault). It can also run in a process of its own, which outlives a
+// broker that is killed and keeps a durable log (Serve).
 //
-// What it cannot enforce it refuses: limits, egress rules, and mounts where it is no
-// root. Commands reach whatever the machine reaches, the sources of mounts too, so never
-// give it to people you do not trust.
+// It refuses what it cannot enforce: limits, egress rules, and mounts if it is not root.
+// Commands reach whatever the machine reaches, also the sources of mounts, so never give it
+// to people you do not trust.
 package fake
 
 import (
@@ -19,16 +19,15 @@ import (
 	"errors"
 	"iter"
 	"net"
-	"os"
 	"path"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/agent"
+	"github.com/sand-boxer/sandboxer/internal/inside"
 	"github.com/sand-boxer/sandboxer/internal/mounts"
 )
 
@@ -93,13 +92,13 @@ var Adapter = sandboxer.Typed(sandboxer.Adapter{
 	Kind:  "fake",
 	Title: "Processes of this machine, for tests and demos",
 	Help: "Sandboxes are directories and ordinary processes: nothing is isolated, everything works. " +
-		"Faults can be configured, to see how the broker deals with a backend that fails, hangs, lies or loses answers.",
+		"Faults can be configured, to test how the broker handles a backend that fails, hangs, gives wrong answers or loses answers.",
 	Isolation:    []sandboxer.Isolation{sandboxer.IsolationProcess},
 	Pricing:      sandboxer.PricingModels(),
 	Capabilities: sandboxer.Capabilities(),
 	Inputs: []sandboxer.Input{
 		{Name: "repo", Restricted: true, Help: "directory of this machine, absolute, that is copied into the workspace"},
-		{Name: "volume", Help: "name of a directory beside the workspace, below volumes, that portable snapshots keep, too"},
+		{Name: "volume", Help: "name of a directory next to the workspace, below volumes, that portable snapshots also keep"},
 	},
 }, Config{}, open)
 
@@ -127,8 +126,7 @@ type Extension struct {
 	faults *faults
 	owns   bool // the world ends with the extension
 
-	mu     sync.Mutex
-	agents map[string]agentClient // by Object.Ref
+	agents agent.Clients // by Object.Ref
 }
 
 // The compiler checks what the adapter claims.
@@ -177,7 +175,7 @@ func newExtension(w world, cfg Config) *Extension {
 // Close ends a world that the adapter made for this extension alone; any other
 // world lives on.
 func (e *Extension) Close() error {
-	e.closeAgents()
+	_ = e.agents.Close() // the agents live on
 	switch w := e.world.(type) {
 	case *World:
 		if e.owns {
@@ -218,7 +216,7 @@ func (e *Extension) Place(ctx context.Context, spec sandboxer.Spec, avoid []stri
 		i := slices.IndexFunc(hosts, func(h string) bool { return !slices.Contains(avoid, h) && !slices.Contains(away, h) })
 		if i < 0 {
 			return sandboxer.E(sandboxer.Unavailable, nil, "none of the fake's hosts can take another sandbox (%s)", strings.Join(hosts, ", ")).
-				WithHint("bring one back")
+				WithHint("make a host available again")
 		}
 		host = hosts[i]
 		return nil
@@ -236,7 +234,7 @@ func (e *Extension) Provision(ctx context.Context, spec sandboxer.Spec) (h sandb
 
 // provision makes the sandbox, from a snapshot or a checkpoint if or names one.
 func (e *Extension) provision(ctx context.Context, verb Verb, or createRequest) (h sandboxer.Handle, err error) {
-	or.Env, or.Stamp, or.Mounts, or.Own = or.Spec.Env, or.Spec.Stamp, e.cfg.Mounts, e.cfg.Own
+	or.Env, or.Mounts, or.Own = or.Spec.Env, e.cfg.Mounts, e.cfg.Own
 	or.Host, or.Capacity = cmp.Or(or.Spec.Place, or.Spec.Host, e.cfg.Hosts[0]), e.cfg.Capacity
 	err = e.call(ctx, verb, or.Spec.ID, func(f Fault) error {
 		or.Late, or.Twice = f.Late, f.Twice
@@ -404,7 +402,7 @@ func (e *Extension) Discover(ctx context.Context, id string) (found sandboxer.Fo
 		if err == nil && f.Lie {
 			err = sandboxer.E(sandboxer.NotFound, nil, "there is no sandbox %s", id)
 		}
-		found = sandboxer.Found{Handle: o.handle(), Stamp: o.Stamp, Fuse: o.Fuse}
+		found = sandboxer.Found{Handle: o.handle(), Fuse: o.Fuse}
 		return err
 	})
 	if err != nil {
@@ -476,8 +474,8 @@ func (e *Extension) Notify(ctx context.Context, owner string) (seq iter.Seq2[str
 	return seq, err
 }
 
-// Snapshot implements sandboxer.Snapshotter: the sandbox's files, taken while its
-// processes stand still.
+// Snapshot implements sandboxer.Snapshotter: it saves the sandbox's files while its
+// processes are stopped.
 func (e *Extension) Snapshot(ctx context.Context, h sandboxer.Handle, id string) (s sandboxer.Snapshot, err error) {
 	err = e.call(ctx, VerbSnapshot, h.SandboxID, func(f Fault) error {
 		s, err = e.world.save(ctx, saving{e.query(h), id})
@@ -603,7 +601,7 @@ func (e *Extension) Basis(ctx context.Context, spec sandboxer.Spec) (basis strin
 		for _, s := range sources {
 			id, err := s.ID()
 			if err != nil {
-				return sandboxer.E(sandboxer.Unavailable, err, "mount %s cannot be looked at", s.Mount.Source)
+				return sandboxer.E(sandboxer.Unavailable, err, "cannot inspect mount %s", s.Mount.Source)
 			}
 			basis += " mount " + id
 		}
@@ -618,7 +616,7 @@ func (e *Extension) Claim(ctx context.Context, h sandboxer.Handle, spec sandboxe
 		return out, err
 	}
 	err = e.call(ctx, VerbClaim, h.SandboxID, func(f Fault) error {
-		o, err := e.world.claim(ctx, claim{e.query(h), spec, spec.Env, spec.Stamp})
+		o, err := e.world.claim(ctx, claim{e.query(h), spec, spec.Env})
 		if err != nil {
 			return err
 		}
@@ -742,10 +740,8 @@ func (e *Extension) check(spec sandboxer.Spec) error {
 	case spec.Image != "" && len(e.cfg.Images) > 0 && !slices.Contains(e.cfg.Images, spec.Image):
 		return sandboxer.E(sandboxer.Failed, nil, "there is no image %q (there are %s)", spec.Image, strings.Join(e.cfg.Images, ", "))
 	}
-	if repo := spec.Inputs["repo"]; repo != "" {
-		if fi, err := os.Stat(repo); err != nil || !fi.IsDir() || !path.IsAbs(repo) {
-			return sandboxer.E(sandboxer.Invalid, err, "input repo: %q is not a directory of this machine, written from the root", repo)
-		}
+	if err := inside.CheckRepo(spec); err != nil {
+		return err
 	}
 	if v := spec.Inputs["volume"]; v != "" && (path.Base(v) != v || v == "." || v == "..") {
 		return sandboxer.E(sandboxer.Invalid, nil, "input volume: %q is not a plain name", v)
@@ -781,15 +777,9 @@ func (e *Extension) checkMounts(spec sandboxer.Spec) error {
 	if err := sandboxer.CheckMounts(spec.Mounts, Object{Spec: spec}.inner()); err != nil {
 		return err
 	}
-	if err := mounts.Can("the fake"); err != nil {
-		return err
-	}
-	sources, err := e.opener().Open(spec)
-	defer mounts.Close(sources)
-	if err != nil {
-		return err
-	}
-	return mounts.Try(sources)
+	sources, err := e.opener().OpenToShow(spec)
+	mounts.Close(sources)
+	return err
 }
 
 // Admit implements sandboxer.Admitter.

@@ -52,7 +52,8 @@ func harness(t *testing.T, open func(owner string, m mounts.Settings) *fake.Exte
 		Spec:     sandboxer.Spec{Owner: "conformance", Image: "demo", Inputs: map[string]string{"volume": "data"}},
 		Volume:   "../volumes/data",
 		Want:     sandboxer.Capabilities(),
-		Enforces: []extensiontest.Feature{extensiontest.Owned},
+		Enforces: []extensiontest.Feature{extensiontest.Owned, extensiontest.Locale},
+		Parallel: 4,
 		Listen: func(port int) []string {
 			return []string{self, "echo", "127.0.0.1:" + strconv.Itoa(port)}
 		},

@@ -121,7 +121,7 @@ func (f Fault) around(ctx context.Context, verb Verb, do func(Fault) error) erro
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-time.After(silence):
-			return sandboxer.E(sandboxer.Unavailable, nil, "the fake was told not to answer %s", verb).WithHint("take the fault away")
+			return sandboxer.E(sandboxer.Unavailable, nil, "the fake is configured not to answer %s", verb).WithHint("remove the fault")
 		}
 	}
 	if f.Lost || !f.Hang && f.Kind == "" {
@@ -137,7 +137,7 @@ func (f Fault) around(ctx context.Context, verb Verb, do func(Fault) error) erro
 	if kind == "" {
 		kind = sandboxer.Unavailable
 	}
-	err := sandboxer.E(kind, nil, "the fake was told to fail %s", verb)
+	err := sandboxer.E(kind, nil, "the fake is configured to fail %s", verb)
 	err.Untouched = f.Untouched && !f.Lost
 	return err
 }

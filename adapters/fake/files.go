@@ -1,6 +1,7 @@
 package fake
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -87,32 +88,64 @@ func (e *Extension) ReadFile(ctx context.Context, h sandboxer.Handle, name strin
 func (e *Extension) WriteFile(ctx context.Context, h sandboxer.Handle, name string, mode fs.FileMode, r io.Reader) error {
 	return e.in(ctx, h, name, func(root *os.Root, o Object) error {
 		to := o.inside(name)
-		if fi, err := root.Lstat(to); err == nil && fi.IsDir() {
+		for range 40 { // what it leads to is written
+			target, err := root.Readlink(to)
+			if err != nil {
+				break
+			}
+			if path.IsAbs(target) {
+				to = o.inside(target)
+			} else {
+				to = path.Join(path.Dir(to), target)
+			}
+		}
+		was, err := root.Lstat(to)
+		if err == nil && was.IsDir() {
 			return syscall.EISDIR
+		}
+		if err == nil && !was.Mode().IsRegular() {
+			return sandboxer.E(sandboxer.Invalid, nil, "%s is not a regular file", name)
 		}
 		if err := o.makeDirs(root, path.Dir(to)); err != nil {
 			return notDir(err)
 		}
 		temp := path.Join(path.Dir(to), ".sandboxer-"+rand.Text())
-		file, err := root.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+		file, err := root.OpenFile(temp, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 		if err != nil {
 			return notDir(err)
 		}
-		_, err = io.Copy(file, contextReader{ctx, r})
-		if err == nil {
-			err = file.Chmod(mode.Perm()) // whatever the umask says
+		defer root.Remove(temp)
+		defer file.Close()
+		if _, err := io.Copy(file, contextReader{ctx, r}); err != nil {
+			return err
 		}
-		if uid, gid, ok := o.user(); ok && err == nil {
+		uid, gid, other := o.user()
+		perm, names := cmp.Or(mode.Perm(), 0o644), uint64(1)
+		if was != nil {
+			perm = cmp.Or(mode.Perm(), was.Mode().Perm())
+			if st, ok := was.Sys().(*syscall.Stat_t); ok {
+				uid, gid, other, names = int(st.Uid), int(st.Gid), true, uint64(st.Nlink)
+			}
+		}
+		if names > 1 { // they stay names of one file
+			old, err := root.OpenFile(to, os.O_WRONLY|os.O_TRUNC, 0)
+			if err != nil {
+				return err
+			}
+			defer old.Close()
+			_, err = file.Seek(0, io.SeekStart)
+			if err == nil {
+				_, err = io.Copy(old, file)
+			}
+			return errors.Join(err, old.Chmod(perm))
+		}
+		if other {
 			err = file.Chown(uid, gid)
 		}
-		err = errors.Join(err, file.Close())
-		if err == nil {
-			err = root.Rename(temp, to)
+		if err := errors.Join(err, file.Chmod(perm)); err != nil {
+			return err
 		}
-		if err != nil {
-			root.Remove(temp)
-		}
-		return err
+		return root.Rename(temp, to)
 	})
 }
 
@@ -267,12 +300,12 @@ func fileError(err error, name string) error {
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
 		return sandboxer.E(sandboxer.Exhausted, err, "the disk is full")
 	case errors.Is(err, fs.ErrPermission):
-		return sandboxer.E(sandboxer.Denied, err, "%s may not be touched", name)
+		return sandboxer.E(sandboxer.Denied, err, "%s may not be changed", name)
 	}
 	return sandboxer.E(sandboxer.Invalid, err, "%s cannot be used", name)
 }
 
-// contextReader fails once ctx is done.
+// contextReader fails once ctx is done, also while r says nothing.
 type contextReader struct {
 	ctx context.Context
 	r   io.Reader
@@ -282,7 +315,22 @@ func (c contextReader) Read(p []byte) (int, error) {
 	if err := c.ctx.Err(); err != nil {
 		return 0, err
 	}
-	return c.r.Read(p)
+	type read struct {
+		data []byte
+		err  error
+	}
+	got := make(chan read, 1)
+	buf := make([]byte, len(p)) // a read that was left may still write to it
+	go func() {
+		n, err := c.r.Read(buf)
+		got <- read{buf[:n], err}
+	}()
+	select {
+	case r := <-got:
+		return copy(p, r.data), r.err
+	case <-c.ctx.Done():
+		return 0, c.ctx.Err()
+	}
 }
 
 // copyTree copies the directory from into to, with modes, owners where possible and

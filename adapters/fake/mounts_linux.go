@@ -102,7 +102,7 @@ func (o Object) within(f func() error) error {
 			err = o.Mounts.enter(int(ns.Fd()))
 		}
 		if err != nil {
-			return sandboxer.E(sandboxer.NotFound, err, "there is no sandbox %s, or it has no mounts any more", o.Spec.ID)
+			return sandboxer.E(sandboxer.NotFound, err, "there is no sandbox %s, or its mounts are gone", o.Spec.ID)
 		}
 		return f()
 	})
@@ -172,7 +172,7 @@ func (b *mounting) make(sources []*mounts.Source) (*os.File, error) {
 		}
 	}
 	if err == nil && dropAdmin() != nil { // as whoever enters it has to
-		err = sandboxer.E(sandboxer.Unsupported, nil, "the fake mounts nothing here: the server may not take away what lets root change mounts").
+		err = sandboxer.E(sandboxer.Unsupported, nil, "the fake mounts nothing here: the server may not drop the capability that lets root change mounts").
 			WithHint("give a directory as the repo input: it is copied")
 	}
 	if err != nil {
@@ -206,7 +206,7 @@ func (b *mounting) mount(s *mounts.Source, upper []*mounts.Source, dir string, t
 			}
 			switch {
 			case errors.Is(err, unix.EROFS):
-				return refuseTarget(s, err, "it is not there, and what it lies in is read-only")
+				return refuseTarget(s, err, "it does not exist, and its parent directory is read-only")
 			case errors.Is(err, unix.EEXIST): // somebody else was faster; what that is, is seen now
 			case err != nil:
 				return toldMount(s, err)
@@ -216,13 +216,13 @@ func (b *mounting) mount(s *mounts.Source, upper []*mounts.Source, dir string, t
 			fd, err = openName(at, name)
 		}
 		if err != nil {
-			return refuseTarget(s, err, "it cannot be looked at")
+			return refuseTarget(s, err, "it cannot be inspected")
 		}
 		unix.Close(at)
 		at = fd
 		var st unix.Stat_t
 		if err := unix.Fstat(at, &st); err != nil {
-			return refuseTarget(s, err, "it cannot be looked at")
+			return refuseTarget(s, err, "it cannot be inspected")
 		}
 		if err := mounts.Fits(s.Mount, isDir, st.Mode&unix.S_IFMT == unix.S_IFDIR, st.Mode&unix.S_IFMT == unix.S_IFLNK); err != nil {
 			return err
@@ -270,7 +270,7 @@ func (b *mounting) cover(name string, at int) (top int, err error) {
 	defer from.Close()
 	names, err := from.Readdirnames(coverMax + 1)
 	if err == nil && len(names) > coverMax {
-		err = sandboxer.E(sandboxer.Unsupported, nil, "nothing can be mounted in %s, which has more than %d names", name, coverMax)
+		err = sandboxer.E(sandboxer.Unsupported, nil, "cannot mount in %s, which has more than %d names", name, coverMax)
 	}
 	if err == nil || errors.Is(err, io.EOF) { // it has none
 		err = unix.Fstat(at, &st)

@@ -287,12 +287,12 @@ func call[Out any](ctx context.Context, r *Remote, name string, in any) (out Out
 		if caller.Err() != nil {
 			return out, caller.Err()
 		}
-		return out, sandboxer.E(sandboxer.Unavailable, err, "the fake world does not answer").WithHint("see whether its process is there, and runs")
+		return out, sandboxer.E(sandboxer.Unavailable, err, "the fake world does not answer").WithHint("check that its process is running")
 	}
 	defer resp.Body.Close()
 	var a answer
 	if err := json.NewDecoder(resp.Body).Decode(&a); err != nil || resp.StatusCode != http.StatusOK {
-		return out, sandboxer.E(sandboxer.Unavailable, errors.Join(err, errors.New(resp.Status)), "the fake world answered nonsense")
+		return out, sandboxer.E(sandboxer.Unavailable, errors.Join(err, errors.New(resp.Status)), "the answer of the fake world is invalid")
 	}
 	if a.Kind != "" {
 		e := sandboxer.E(a.Kind, nil, "%s", a.Msg)

@@ -143,7 +143,7 @@ func TestConformanceOfAWorldApart(t *testing.T) {
 		signal(syscall.SIGSTOP)
 		return func() { signal(syscall.SIGCONT) }
 	}
-	extensiontest.Run(t, h)
+	extensiontest.RunWire(t, h)
 	if faults := fake.Audit(readLog(t, log), true); len(faults) > 0 {
 		t.Errorf("audit: %q", faults)
 	}

@@ -3,7 +3,6 @@ package fake
 import (
 	"context"
 	"crypto/rand"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -41,128 +40,6 @@ type world interface {
 	agent(context.Context, agentQuery) (socket string, err error)
 }
 
-type (
-	none       struct{}
-	faultQuery struct {
-		Verb Verb
-		ID   string
-	}
-	// createRequest is what create gets. Env and Stamp travel apart, because a Spec keeps its own
-	// out of JSON.
-	createRequest struct {
-		Spec     sandboxer.Spec
-		Env      map[string]string
-		Stamp    []byte
-		Host     string
-		Snapshot string
-		From     string // directory with what a checkpoint held
-		Capacity int
-		Mounts   mounts.Settings
-		Own      []string // the broker's own directories
-		Late     time.Duration
-		Twice    bool
-	}
-	// query names a sandbox: of any owner if that is empty, and of any generation (the
-	// newest, where there must be one) if that is 0. It is looked for on Host, or else on
-	// all, and not found for certain only if those of Hosts that count can be reached.
-	query struct {
-		Owner, ID  string
-		Generation int
-		Host       string
-		Hosts      []string
-		Use        bool // make its directory if nobody did so far
-	}
-	listing struct {
-		Owner string
-		Lag   time.Duration
-	}
-	saving struct {
-		Of query
-		ID string
-	}
-	dropping struct{ Owner, ID string }
-	// newsQuery asks for what happened after the entry After of the log, or for the last entry there is if that
-	// is negative.
-	newsQuery struct {
-		Owner string
-		After int
-	}
-	news struct {
-		IDs  []string
-		Last int // entry of the log
-	}
-	pausing struct {
-		Of query
-		On bool
-	}
-	rewiring struct {
-		Of     query
-		Policy sandboxer.NetworkPolicy
-	}
-	claim struct {
-		Of    query
-		Spec  sandboxer.Spec
-		Env   map[string]string
-		Stamp []byte
-	}
-	renewal struct {
-		Of    query
-		Until time.Time
-	}
-	spending struct {
-		Of  query
-		CPU time.Duration
-	}
-)
-
-// Object is one sandbox as the world knows it.
-type Object struct {
-	Ref       string            `json:"ref"` // sandboxer.ExternalName, and a suffix for a duplicate
-	Spec      sandboxer.Spec    `json:"spec"`
-	Env       map[string]string `json:"env,omitempty"`
-	Host      string            `json:"host"`
-	Dir       string            `json:"dir"` // its root directory; made when first used
-	CreatedAt time.Time         `json:"created_at"`
-	RemovedAt time.Time         `json:"removed_at,omitzero"`
-	Fuse      time.Time         `json:"fuse,omitzero"`
-	Paused    bool              `json:"paused,omitempty"`
-	Exited    string            `json:"exited,omitempty"` // how the main process ended; empty while it runs
-	OOMKilled bool              `json:"oom_killed,omitempty"`
-	CPU       time.Duration     `json:"cpu,omitempty"`     // of finished commands
-	Claimed   string            `json:"claimed,omitempty"` // by which order; it may have failed midway
-	Stamp     []byte            `json:"stamp,omitempty"`
-	Agent     string            `json:"agent,omitempty"`  // the socket of its agent; empty while none runs
-	Mounts    *Namespace        `json:"mounts,omitempty"` // where what it mounts is seen; nil where it mounts nothing
-
-	used bool
-}
-
-// A Namespace is a mount namespace.
-type Namespace struct {
-	Path  string `json:"path"`  // by which every process of this machine opens it
-	Inode uint64 `json:"inode"` // which it has then; else it is another
-
-	file *os.File // by which the world keeps it
-}
-
-// key names the object in the world: Ref does on its host.
-func (o Object) key() string { return o.Ref + "@" + o.Host }
-
-func (o Object) handle() sandboxer.Handle {
-	return sandboxer.Handle{SandboxID: o.Spec.ID, Generation: o.Spec.Generation, Host: o.Host, Ref: o.Ref}
-}
-
-// inner is the workspace's path as the sandbox calls it.
-func (o Object) inner() string {
-	if o.Spec.Workspace != "" {
-		return o.Spec.Workspace
-	}
-	return "/workspace"
-}
-
-// workspace is the same on the machine.
-func (o Object) workspace() string { return filepath.Join(o.Dir, o.inner()) }
-
 // World holds sandboxes: an engine, a cluster, an account of a hosted service. Its
 // methods are safe for concurrent use. Live, Log, Inject, Forgive and Kill are for
 // tests.
@@ -199,22 +76,6 @@ func NewWorld() *World {
 		away:      map[string]bool{},
 		logged:    make(chan struct{}),
 	}
-}
-
-// saved is a snapshot as the world keeps it.
-type saved struct {
-	sandboxer.Snapshot
-	owner      string
-	of         string
-	generation int
-	stamp      []byte
-}
-
-// Snapshots returns the IDs of the snapshots there are.
-func (w *World) Snapshots() []string {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return slices.Sorted(maps.Keys(w.snapshots))
 }
 
 // Close destroys everything in the world.
@@ -287,7 +148,7 @@ func (w *World) reach(q query) error {
 }
 
 func hostAway(names []string) *sandboxer.Error {
-	return sandboxer.E(sandboxer.Unavailable, nil, "host %s cannot be reached", strings.Join(names, ", ")).WithHint("bring it back")
+	return sandboxer.E(sandboxer.Unavailable, nil, "host %s cannot be reached", strings.Join(names, ", ")).WithHint("make the host available again")
 }
 
 // Kill removes sandbox id, of every generation, as if it had crashed.
@@ -380,7 +241,7 @@ func (w *World) create(_ context.Context, or createRequest) (Object, error) {
 			defer w.mu.Unlock()
 			w.make(or, OpLate)
 		})
-		return Object{}, sandboxer.E(sandboxer.Unavailable, nil, "the fake was told to lose the answer")
+		return Object{}, sandboxer.E(sandboxer.Unavailable, nil, "the fake is configured to lose the answer")
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -415,7 +276,7 @@ func (w *World) add(or createRequest, ref string, op Op) (Object, error) {
 	}
 	w.made++
 	o := &Object{
-		Ref: ref, Spec: or.Spec, Env: maps.Clone(or.Env), Host: or.Host, CreatedAt: time.Now(), Fuse: or.Spec.Fuse, Stamp: or.Stamp,
+		Ref: ref, Spec: or.Spec, Env: maps.Clone(or.Env), Host: or.Host, CreatedAt: time.Now(), Fuse: or.Spec.Fuse,
 		Dir: filepath.Join(w.base, fmt.Sprintf("%s.%d", ref, w.made)),
 	}
 	if err := w.populate(o, or); err != nil {
@@ -440,7 +301,7 @@ func (w *World) populate(o *Object, or createRequest) error {
 	}
 	if from != "" {
 		if err := moveIn(from, o); err != nil {
-			return sandboxer.E(sandboxer.Failed, err, "the checkpoint could not be put in place")
+			return sandboxer.E(sandboxer.Failed, err, "the checkpoint could not be unpacked")
 		}
 	}
 	if err := o.mounted(mounts.Opener{Settings: or.Mounts, Extension: "the fake", Own: or.Own}); err != nil {
@@ -487,42 +348,6 @@ func (w *World) populate(o *Object, or createRequest) error {
 		o.Exited = fmt.Sprintf("exit %d", exit.Code)
 		o.CPU += c.cpu()
 	})
-	return nil
-}
-
-// use makes the directory of o.
-func (o *Object) use() error {
-	if o.used {
-		return nil
-	}
-	if _, err := os.Stat("/proc/self/environ"); err != nil {
-		return sandboxer.E(sandboxer.Unsupported, err, "the fake runs commands on Linux only: it knows its processes by /proc")
-	}
-	// A command may run as another user: it must be able to pass and to write.
-	if err := os.MkdirAll(o.Dir, 0o755); err != nil {
-		return sandboxer.E(sandboxer.Unavailable, err, "the fake cannot make a directory")
-	}
-	for _, dir := range []string{filepath.Dir(o.Dir), o.Dir} {
-		if err := os.Chmod(dir, 0o755); err != nil {
-			return err
-		}
-	}
-	fresh := false
-	if _, err := os.Stat(o.workspace()); err != nil {
-		fresh = true
-	}
-	if err := os.MkdirAll(o.workspace(), 0o755); err != nil {
-		return err
-	}
-	if v := o.Spec.Inputs["volume"]; v != "" {
-		if err := os.MkdirAll(filepath.Join(o.Dir, "volumes", v), 0o755); err != nil {
-			return err
-		}
-	}
-	o.used = true
-	if fresh {
-		return os.Chmod(o.workspace(), 0o777)
-	}
 	return nil
 }
 
@@ -616,27 +441,6 @@ func (w *World) clear(o *Object) error {
 	return nil
 }
 
-// burn destroys what is past its fuse.
-func (w *World) burn() {
-	now := time.Now()
-	if w.burnsAt.IsZero() || now.Before(w.burnsAt) {
-		return
-	}
-	w.burnsAt = time.Time{}
-	for _, o := range w.sorted() {
-		if o.Fuse.IsZero() || now.Before(o.Fuse) || w.destroy(o, OpFuse) != nil {
-			w.fuse(o)
-		}
-	}
-}
-
-// fuse takes note of when o burns.
-func (w *World) fuse(o *Object) {
-	if !o.Fuse.IsZero() && (w.burnsAt.IsZero() || o.Fuse.Before(w.burnsAt)) {
-		w.burnsAt = o.Fuse
-	}
-}
-
 // sorted returns the live objects, oldest first.
 func (w *World) sorted() []*Object {
 	return slices.SortedFunc(maps.Values(w.objects), func(a, b *Object) int {
@@ -666,281 +470,4 @@ func (w *World) list(_ context.Context, l listing) (found []Object, err error) {
 		return found, nil // a test looks
 	}
 	return found, w.note(Entry{Op: OpList, Owner: l.Owner, Live: len(found)})
-}
-
-func (w *World) snapshotDir(id string) string { return filepath.Join(w.base, "snapshots", id) }
-
-func (w *World) save(_ context.Context, s saving) (sandboxer.Snapshot, error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if filepath.Base(s.ID) != s.ID || s.ID == "." || s.ID == ".." {
-		return sandboxer.Snapshot{}, sandboxer.E(sandboxer.Invalid, nil, "%q is not a snapshot ID", s.ID)
-	}
-	if old, ok := w.snapshots[s.ID]; ok {
-		return old.Snapshot, nil
-	}
-	w.burn()
-	o, err := w.newest(s.Of)
-	if err != nil {
-		return sandboxer.Snapshot{}, err
-	}
-	if err := o.use(); err != nil {
-		return sandboxer.Snapshot{}, err
-	}
-	if !o.Paused {
-		defer thaw(o.cookie())
-		if err := freeze(o.cookie()); err != nil {
-			return sandboxer.Snapshot{}, err
-		}
-	}
-	dir := w.snapshotDir(s.ID)
-	n, err := copyTree(o.Dir, dir)
-	if err != nil {
-		os.RemoveAll(dir)
-		return sandboxer.Snapshot{}, sandboxer.E(sandboxer.Unavailable, err, "the files of %s could not be copied", o.Ref)
-	}
-	snap := sandboxer.Snapshot{SnapshotID: s.ID, Bytes: n, Quiesced: true}
-	w.snapshots[s.ID] = saved{snap, o.Spec.Owner, o.Spec.ID, o.Spec.Generation, o.Stamp}
-	e := w.entry(o, OpSnapshot)
-	e.Note = s.ID
-	return snap, w.note(e)
-}
-
-func (w *World) saves(_ context.Context, owner string) (found []sandboxer.FoundSnapshot, err error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for _, id := range slices.Sorted(maps.Keys(w.snapshots)) {
-		if s := w.snapshots[id]; s.owner == owner {
-			found = append(found, sandboxer.FoundSnapshot{Snapshot: s.Snapshot, Whole: true, SandboxID: s.of, Generation: s.generation, Stamp: s.stamp})
-		}
-	}
-	return found, nil
-}
-
-func (w *World) drop(_ context.Context, d dropping) (none, error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	s, ok := w.snapshots[d.ID]
-	if !ok || d.Owner != "" && d.Owner != s.owner {
-		return none{}, nil
-	}
-	if err := os.RemoveAll(w.snapshotDir(d.ID)); err != nil {
-		return none{}, sandboxer.E(sandboxer.Unavailable, err, "the snapshot %s cannot be removed", d.ID)
-	}
-	delete(w.snapshots, d.ID)
-	return none{}, w.note(Entry{Op: OpDrop, Owner: s.owner, Note: d.ID})
-}
-
-func (w *World) pause(_ context.Context, p pausing) (none, error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.burn()
-	o, err := w.newest(p.Of)
-	if err != nil || o.Paused == p.On {
-		return none{}, err
-	}
-	does, op := thaw, OpResume
-	if p.On {
-		does, op = freeze, OpPause
-	}
-	if err := does(o.cookie()); err != nil {
-		return none{}, err
-	}
-	o.Paused = p.On
-	return none{}, w.note(w.entry(o, op))
-}
-
-func (w *World) renew(_ context.Context, r renewal) (none, error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.burn()
-	o, err := w.newest(r.Of)
-	if err != nil {
-		return none{}, err
-	}
-	o.Fuse = r.Until
-	w.fuse(o)
-	return none{}, w.note(w.entry(o, OpRenew))
-}
-
-func (w *World) claim(_ context.Context, c claim) (Object, error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.burn()
-	o, err := w.newest(c.Of)
-	if err != nil {
-		return Object{}, err
-	}
-	c.Spec.Env = c.Env
-	by := c.Spec.ClaimDigest()
-	switch {
-	case o.Claimed != "" && o.Claimed != by, o.Claimed == "" && !o.Spec.Warm:
-		return Object{}, sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is not a warm one", o.Ref)
-	case o.Claimed == by && o.Spec.Warm:
-		return Object{}, sandboxer.E(sandboxer.Unavailable, nil, "sandbox %s was not claimed to the end", o.Ref)
-	case o.Claimed == by:
-		return *o, w.note(w.entry(o, OpFound))
-	}
-	if !slices.Equal(o.Spec.Mounts, c.Spec.Mounts) || o.Mounts != nil && o.Spec.User != c.Spec.User {
-		return Object{}, sandboxer.E(sandboxer.Conflict, nil, "sandbox %s was made for other mounts", o.Ref)
-	}
-	o.Claimed = by
-	fuse := o.Fuse
-	warm := o.Spec
-	o.Spec, o.Env, o.Fuse, o.Stamp = c.Spec, maps.Clone(c.Env), c.Spec.Fuse, c.Stamp
-	if !fuse.IsZero() && fuse.Before(o.Fuse) {
-		w.fuse(o)
-	}
-	if err := w.populate(o, createRequest{}); err != nil {
-		o.Spec = warm
-		return Object{}, err
-	}
-	return *o, w.note(w.entry(o, OpClaim))
-}
-
-func (w *World) network(_ context.Context, r rewiring) (none, error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.burn()
-	o, err := w.newest(r.Of)
-	if err != nil {
-		return none{}, err
-	}
-	o.Spec.Network = r.Policy
-	return none{}, w.note(w.entry(o, OpNetwork))
-}
-
-func (w *World) spend(_ context.Context, s spending) (none, error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	o, err := w.newest(s.Of)
-	if err == nil {
-		o.CPU += s.CPU
-	}
-	return none{}, err
-}
-
-// Op is what an Entry of the log tells of.
-type Op string
-
-// The entries of the log.
-const (
-	OpStart    Op = "start"    // the world began (its log may be older)
-	OpCreate   Op = "create"   // an object came to be
-	OpLate     Op = "late"     // the same, by a Late fault
-	OpFound    Op = "found"    // a request met what it had made before
-	OpRemove   Op = "remove"   // an object was removed by teardown
-	OpKill     Op = "kill"     // … by World.Kill
-	OpFuse     Op = "fuse"     // … by its fuse
-	OpOOMKill  Op = "oom_kill" // its processes were killed, as a memory limit does
-	OpClose    Op = "close"    // … by the end of the world
-	OpAbsent   Op = "absent"   // a teardown found nothing
-	OpList     Op = "list"     // somebody listed an owner's objects
-	OpSnapshot Op = "snapshot" // a snapshot was saved
-	OpDrop     Op = "drop"     // … and removed
-	OpPause    Op = "pause"
-	OpResume   Op = "resume"
-	OpRenew    Op = "renew"
-	OpNetwork  Op = "network"
-	OpClaim    Op = "claim" // a warm object was given to its owner
-	OpFault    Op = "fault" // a call met a fault
-)
-
-// Entry is one line of the world's log.
-type Entry struct {
-	Seq        int       `json:"seq"`
-	At         time.Time `json:"at"`
-	Op         Op        `json:"op"`
-	Owner      string    `json:"owner,omitempty"`
-	SandboxID  string    `json:"sandbox_id,omitempty"`
-	Generation int       `json:"generation,omitempty"`
-	Ref        string    `json:"ref,omitempty"`
-	Host       string    `json:"host,omitempty"`
-	// Live is how many objects of that owner, ID and generation there are once it
-	// happened; for OpList how many were listed.
-	Live int    `json:"live"`
-	Note string `json:"note,omitempty"` // the verb of a fault, the ID of a snapshot
-}
-
-// Log returns everything that happened so far.
-func (w *World) Log() []Entry {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return slices.Clone(w.log)
-}
-
-func (w *World) entry(o *Object, op Op) Entry {
-	return Entry{
-		Op: op, Owner: o.Spec.Owner, SandboxID: o.Spec.ID, Generation: o.Spec.Generation, Ref: o.Ref, Host: o.Host,
-		Live: len(w.matching(query{Owner: o.Spec.Owner, ID: o.Spec.ID, Generation: o.Spec.Generation})),
-	}
-}
-
-// note appends e to the log; with a file it returns once the line is on the disk.
-func (w *World) note(e Entry) error {
-	e.Seq, e.At = len(w.log)+1, time.Now()
-	w.log = append(w.log, e)
-	close(w.logged)
-	w.logged = make(chan struct{})
-	if w.file == nil {
-		return nil
-	}
-	line, err := json.Marshal(e)
-	if err == nil {
-		_, err = w.file.Write(append(line, '\n'))
-	}
-	if err == nil {
-		err = w.file.Sync()
-	}
-	return err
-}
-
-// Audit reads a log as the judge of a broker and returns what the broker did wrong:
-// two objects of one generation at one time, a generation made again on a host after its
-// teardown there, and (if it is over) objects and snapshots that were left.
-func Audit(log []Entry, over bool) (faults []string) {
-	type generation struct {
-		owner, id  string
-		generation int
-	}
-	type place struct {
-		generation
-		host string
-	}
-	live, ended := map[generation]int{}, map[place]bool{}
-	snapshots := map[string]bool{}
-	for _, e := range log {
-		k := generation{e.Owner, e.SandboxID, e.Generation}
-		switch e.Op {
-		case OpStart:
-			clear(live) // a world does not survive its process
-			clear(snapshots)
-		case OpSnapshot:
-			snapshots[e.Note] = true
-		case OpDrop:
-			delete(snapshots, e.Note)
-		case OpCreate, OpLate:
-			if live[k]++; live[k] > 1 {
-				faults = append(faults, fmt.Sprintf("line %d: %d objects of %s/%d at one time", e.Seq, live[k], e.SandboxID, e.Generation))
-			}
-			if ended[place{k, e.Host}] && e.Op == OpCreate {
-				faults = append(faults, fmt.Sprintf("line %d: %s/%d was made again after its teardown", e.Seq, e.SandboxID, e.Generation))
-			}
-		case OpRemove, OpKill, OpFuse, OpClose:
-			live[k]--
-			ended[place{k, e.Host}] = e.Op == OpRemove
-		}
-	}
-	if over {
-		for id := range snapshots {
-			faults = append(faults, fmt.Sprintf("the snapshot %s is left", id))
-		}
-		for k, n := range live {
-			if n > 0 {
-				faults = append(faults, fmt.Sprintf("%d objects of %s/%d are left", n, k.id, k.generation))
-			}
-		}
-	}
-	slices.Sort(faults)
-	return faults
 }

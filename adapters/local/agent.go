@@ -9,13 +9,15 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/agent"
+	"github.com/sand-boxer/sandboxer/internal/capture"
 )
 
-// openAgent is the way to the agent of h's sandbox for one call (agent.Capabilities).
+// openAgent connects one call to the agent of h's sandbox (agent.Capabilities).
 func (e *extension) openAgent(ctx context.Context, h sandboxer.Handle, long bool) (agent.Call, error) {
 	b, err := e.thawed(h)
 	if err != nil {
@@ -32,11 +34,11 @@ func (e *extension) openAgent(ctx context.Context, h sandboxer.Handle, long bool
 		done()
 		return err
 	}
-	return agent.Call{Agent: b.agent, Ctx: ctx, End: end, Env: b.givenEnv(nil), Dir: b.rec.Workspace, User: b.rec.User}, nil
+	return agent.Call{Agent: b.agent, Ctx: ctx, Done: end, Env: b.givenEnv(nil), Dir: b.rec.Workspace, User: b.rec.User}, nil
 }
 
-// within makes a call of the agent's, which ends also where the sandbox does not respond. A
-// command is one that runs as long as it likes.
+// within makes a call to the agent, which also ends if the sandbox does not respond. A command
+// may run as long as it likes.
 func (b *liveSandbox) within(ctx context.Context, command bool, f func(context.Context) error) error {
 	ctx, done, err := b.pulse.attend(ctx, command)
 	if err != nil {
@@ -54,9 +56,9 @@ func (b *liveSandbox) stat(ctx context.Context, name string) (fi sandboxer.FileI
 	return fi, err
 }
 
-// donate hands files to the agent, which serves them as connections. Nothing inside but root can
-// do the same. (gVisor's own port forwarding loses data when it is busy and cannot close one
-// direction.) The first time it takes two program starts inside: it wakes the agent.
+// donate hands files to the agent, which serves them as connections. Inside, only root can do
+// the same. (gVisor's own port forwarding loses data when it is busy and cannot close one
+// direction.) The first donation starts two programs inside, because it wakes the agent.
 func (b *liveSandbox) donate(ctx context.Context, theirs []*os.File) error {
 	if err := b.handOver(ctx, theirs); err != nil {
 		return err
@@ -82,7 +84,7 @@ func (b *liveSandbox) donate(ctx context.Context, theirs []*os.File) error {
 }
 
 func (b *liveSandbox) handOver(ctx context.Context, theirs []*os.File) error {
-	var message tail
+	message := &capture.Last{Max: 1 << 10}
 	r, w, err := os.Pipe()
 	if err != nil {
 		return err
@@ -94,31 +96,31 @@ func (b *liveSandbox) handOver(ctx context.Context, theirs []*os.File) error {
 		files[3+i] = f
 	}
 	count := strconv.Itoa(len(theirs))
-	if b.awake.Load() && aboveLimits(b.c.Spec.Process.Args) { // one that was saved by an older build knows nothing of that
+	if b.awake.Load() && aboveLimits(b.c.Spec.Process.Args) { // one that an older build saved does not know the option
 		if ws, err := b.run(ctx, ownCapabilities, files, pausePath, "donate", agentSocket(b.rec.AgentMount), count, "1"); err != nil || ws == 0 {
 			return err
 		}
-		// Nobody listens yet: the agent's own program waits for that.
+		// No process listens yet: the agent's own program waits for one.
 	}
 	ws, err := b.run(ctx, ownCapabilities, files, agentPath, "donate", "--wake", "1", agentSocket(b.rec.AgentMount), count)
 	if err != nil || ws.ExitStatus() == 0 {
 		return err
 	}
 	w.Close()
-	_ = r.SetReadDeadline(time.Now().Add(drainTime)) // what it said is there
-	_, _ = io.Copy(&message, io.LimitReader(r, pipeSize))
+	_ = r.SetReadDeadline(time.Now().Add(drainTime)) // its message has arrived
+	_, _ = io.Copy(message, io.LimitReader(r, pipeSize))
 	if !ws.Signaled() && ws.ExitStatus() == agent.StrangerExit {
 		return errReplaced
 	}
-	return fmt.Errorf("the agent could not be reached: %s", message.String())
+	return fmt.Errorf("the agent could not be reached: %s", strings.TrimSpace(capture.Text(message.String(), 1<<10)))
 }
 
-// errReplaced is why nothing is asked of an agent in whose place somebody else is.
-var errReplaced = sandboxer.E(sandboxer.Failed, nil, "another program in the sandbox has taken the place of its agent, and is not asked").
-	WithHint("root inside did that; commands without a terminal still run; if it is not wanted, create a new one")
+// errReplaced is why no call is made to an agent after another process has taken its place.
+var errReplaced = sandboxer.E(sandboxer.Failed, nil, "another program in the sandbox has replaced its agent, so that calls to the agent are refused").
+	WithHint("root inside did that; commands without a terminal still run; to get an agent again, create a new sandbox")
 
-// agentSocket is where the agent takes connections, inside: in a directory that every
-// sandbox has in memory, whatever its image, and that root alone may write.
+// agentSocket is where the agent accepts connections, inside: in a directory in memory that
+// every sandbox has, whatever its image, and that only root may write.
 func agentSocket(agentMount bool) string {
 	if agentMount {
 		return "/dev/.sandboxer-agent"

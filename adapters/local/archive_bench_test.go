@@ -11,8 +11,8 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/backend"
 )
 
-// BenchmarkArchive packs and unpacks a tree of 20,000 files of 1 KiB, and one of 500 MiB: by
-// way of tar inside, and by way of the agent.
+// BenchmarkArchive packs and unpacks a tree of 20,000 files of 1 KiB, and one of 500 MiB:
+// with tar inside, and through the agent.
 func BenchmarkArchive(b *testing.B) {
 	needsGVisor(b)
 	e := openIn(b, shortDir(b), ours("bench"))

@@ -68,7 +68,7 @@ func BenchmarkExec(b *testing.B) {
 }
 
 // BenchmarkNetwork moves data through the policy of an allow list, to and from a
-// server outside, and measures what a link costs.
+// server outside, and measures the cost of a link.
 func BenchmarkNetwork(b *testing.B) {
 	needsGVisor(b)
 	w := outside(b)
@@ -80,10 +80,13 @@ func BenchmarkNetwork(b *testing.B) {
 		b.Fatal(err)
 	}
 	defer e.Teardown(b.Context(), h)
-	const mib = 256
+	mib := 256
+	if testing.Short() {
+		mib = 16
+	}
 	for _, way := range []string{"push", "pull"} {
 		b.Run(way, func(b *testing.B) {
-			b.SetBytes(mib << 20)
+			b.SetBytes(int64(mib) << 20)
 			for b.Loop() {
 				var out bytes.Buffer
 				if x, err := e.Exec(b.Context(), h, sandboxer.Cmd{Args: []string{helpers + "/tool", way, w.host + ":9000", fmt.Sprint(mib)}, Stdout: &out}); err != nil || x.Code != 0 {

@@ -35,8 +35,8 @@ func commands(t *testing.T, e *extension, h sandboxer.Handle, n int, script stri
 	return cancel, wg.Wait
 }
 
-// A hundred commands whose callers leave at once end, and take nothing with them: the
-// sandbox answers afterwards, and nobody inside stands still.
+// A hundred commands whose callers leave at once end, and harm nothing else: the sandbox
+// answers afterwards, and no process inside is stopped.
 func TestManyCancelledAtOnce(t *testing.T) {
 	e := openTest(t)
 	h := up(t, e, sandboxer.Spec{})
@@ -60,8 +60,8 @@ func TestManyCancelledAtOnce(t *testing.T) {
 	}
 }
 
-// Many commands that are to be ended at once are ended by one program, and not by one for
-// each, which would take turns for a minute.
+// Many commands that must end at once are ended by one program, and not by one for each,
+// which would take turns for a minute.
 func TestManyAreKilledByOne(t *testing.T) {
 	e := openTest(t)
 	h := up(t, e, sandboxer.Spec{})
@@ -71,7 +71,7 @@ func TestManyAreKilledByOne(t *testing.T) {
 	}
 	const n = 50
 	cancel, wait := commands(t, e, h, n, "(setsid sleep 1000 &); exec sleep 1000")
-	next := func() int { // the number that a process gets now
+	next := func() int { // the number of the next process
 		t.Helper()
 		n, err := strconv.Atoi(sh(t, e, h, "echo $$"))
 		if err != nil {
@@ -79,7 +79,7 @@ func TestManyAreKilledByOne(t *testing.T) {
 		}
 		return n
 	}
-	b.killers <- struct{}{} // nobody's turn yet
+	b.killers <- struct{}{} // no kill has its turn yet
 	b.killers <- struct{}{}
 	before := next()
 	cancel()

@@ -21,9 +21,9 @@ import (
 )
 
 // cgroups places sandboxes into control groups of their own: version 1 hierarchies
-// one by one, or the unified version 2. gVisor's own cgroup code is not used: it
+// one by one, or the unified version 2. It does not use gVisor's cgroup code, which
 // attaches to every hierarchy, at twice the cost of the few that limit something,
-// and its removal races with dying processes.
+// and whose removal races with dying processes.
 type cgroups struct {
 	v2    bool
 	roots map[string]string // controller → directory of this installation's groups
@@ -35,7 +35,8 @@ const cgroupMount = "/sys/fs/cgroup"
 // v1 controllers; cpuacct only measures.
 var v1Controllers = []string{"memory", "cpu", "cpuacct", "pids"}
 
-// findCgroups looks at what this machine offers for the installation named owner.
+// findCgroups finds which controllers this machine offers for the installation named
+// owner.
 func findCgroups(owner string) *cgroups {
 	c := &cgroups{roots: map[string]string{}}
 	if os.Geteuid() != 0 {
@@ -76,6 +77,10 @@ func findCgroups(owner string) *cgroups {
 			c.why = fmt.Sprintf("the %s controller is not mounted at %s", ctrl, dir)
 			return c
 		}
+		if err := unix.Access(dir, unix.W_OK); err != nil {
+			c.why = fmt.Sprintf("control groups are not writable at %s: %v", dir, err)
+			return c
+		}
 		c.roots[ctrl] = filepath.Join(dir, group)
 	}
 	return c
@@ -84,11 +89,15 @@ func findCgroups(owner string) *cgroups {
 // check refuses limits that cannot be enforced.
 func (c *cgroups) check(l sandboxer.Limits) error {
 	if l.GPUs != 0 {
-		return sandboxer.E(sandboxer.Unsupported, nil, "gVisor on this machine gives no GPUs")
+		return sandboxer.E(sandboxer.Unsupported, nil, "gVisor on this machine does not support GPUs")
 	}
 	if c.why != "" && (l.MilliCPU != 0 || l.MemoryBytes != 0 || l.PIDs != 0) {
+		how := "run sandboxer as root"
+		if os.Geteuid() == 0 {
+			how = "make them writable, for a container with: " + containerSwitches
+		}
 		return sandboxer.E(sandboxer.Unsupported, nil, "limits cannot be enforced here: %s", c.why).
-			WithHint("run sandboxer as root, or use a profile without cpus, memory and pids limits")
+			WithHint("%s; or use a profile without cpus, memory and pids limits", how)
 	}
 	return nil
 }
@@ -131,12 +140,12 @@ func (c *cgroups) make(name string, l sandboxer.Limits) error {
 			errs = append(errs, set("memory", "memory.limit_in_bytes", strconv.FormatInt(n, 10)))
 		}
 	}
-	if n := l.MilliCPU; n > 0 {
-		const period = 100_000 // µs
+	if l.MilliCPU > 0 {
+		quota, period := cpuQuota(l)
 		if c.v2 {
-			errs = append(errs, set("cpu", "cpu.max", fmt.Sprintf("%d %d", n*period/1000, period)))
+			errs = append(errs, set("cpu", "cpu.max", fmt.Sprintf("%d %d", quota, period)))
 		} else {
-			errs = append(errs, set("cpu", "cpu.cfs_period_us", strconv.Itoa(period)), set("cpu", "cpu.cfs_quota_us", strconv.FormatInt(n*period/1000, 10)))
+			errs = append(errs, set("cpu", "cpu.cfs_period_us", strconv.FormatUint(period, 10)), set("cpu", "cpu.cfs_quota_us", strconv.FormatInt(quota, 10)))
 		}
 	}
 	// The guest's own count is kept by its kernel (RLIMIT_NPROC, see the spec). This
@@ -148,6 +157,13 @@ func (c *cgroups) make(name string, l sandboxer.Limits) error {
 	}
 	errs = append(errs, set("pids", "pids.max", strconv.FormatInt(host, 10)))
 	return errors.Join(errs...)
+}
+
+// cpuQuota is a limit of processors in the form of control groups: µs in each
+// period.
+func cpuQuota(l sandboxer.Limits) (quota int64, period uint64) {
+	const µs = 100_000
+	return l.MilliCPU * µs / 1000, µs
 }
 
 // attach moves processes, with all their threads, into the sandbox's groups.
@@ -171,7 +187,7 @@ func (c *cgroups) attach(name string, pids []int) error {
 }
 
 // remove deletes the sandbox's groups. A group stays busy for a moment after its
-// last process was killed, so that is waited for.
+// last process was killed, so remove waits for that.
 func (c *cgroups) remove(name string) (removed bool, err error) {
 	for _, root := range c.roots {
 		dir := filepath.Join(root, name)
@@ -207,7 +223,7 @@ func (c *cgroups) names() ([]string, error) {
 		entries, err := os.ReadDir(root)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, sandboxer.E(sandboxer.Unavailable, err, "the control groups of sandboxes cannot be listed").
-				WithHint("see that the account that runs sandboxer may read %s", root)
+				WithHint("check that the account that runs sandboxer may read %s", root)
 		}
 		for _, e := range entries {
 			if e.IsDir() && !slices.Contains(out, e.Name()) {
@@ -218,10 +234,10 @@ func (c *cgroups) names() ([]string, error) {
 	return out, nil
 }
 
-// oomKilled reports whether the kernel killed something in the group for memory.
+// oomKilled reports whether the kernel killed a process in the group for memory.
 func (c *cgroups) oomKilled(name string) bool { return c.oomKills(name) > 0 }
 
-// oomKills counts what the kernel killed in the group for memory.
+// oomKills counts the processes in the group that the kernel killed for memory.
 func (c *cgroups) oomKills(name string) int64 {
 	if !c.usable() {
 		return 0
@@ -233,7 +249,7 @@ func (c *cgroups) oomKills(name string) int64 {
 	return max(0, c.number(c.path("memory", name), file, "oom_kill"))
 }
 
-// usage reads what the group consumes; -1 for what cannot be read.
+// usage reads the group's consumption; -1 if it cannot be read.
 func (c *cgroups) usage(name string) (cpu time.Duration, memory, limit int64) {
 	cpu, memory = -1, -1
 	if !c.usable() {
@@ -277,8 +293,8 @@ func (c *cgroups) number(dir, file, key string) int64 {
 
 // processTree returns roots, which are alive, and all their descendants.
 func processTree(roots ...int) ([]int, error) {
-	// Children are younger than their parents, and have higher numbers unless these
-	// began anew since: most of the machine's processes need no look.
+	// Children are younger than their parents, and have higher numbers unless
+	// numbering has wrapped since: this skips most of the machine's processes.
 	oldest := 0
 	for _, r := range roots {
 		if r > 0 && (oldest == 0 || r < oldest) {
@@ -324,7 +340,7 @@ func processTree(roots ...int) ([]int, error) {
 	return out, nil
 }
 
-// lastPID returns the number given to the youngest process; 0 if it is not known.
+// lastPID returns the PID of the youngest process; 0 if unknown.
 func lastPID() int {
 	data, err := os.ReadFile("/proc/loadavg")
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// A sandbox of which only its group is left is found by that. Where groups cannot be listed, there may be one.
+// A sandbox with only its group left is found by that. If groups cannot be listed, there may be one.
 func TestGroupsUnread(t *testing.T) {
 	dir := t.TempDir()
 	groups := filepath.Join(t.TempDir(), "groups")

@@ -20,32 +20,32 @@ import (
 	"gvisor.dev/gvisor/runsc/sandbox"
 )
 
-// A controller speaks with a sandbox's kernel over its control socket. It is gVisor's urpc
-// once more, for what gVisor's own client lacks: its calls end with their context, and one
-// that waits, which it may for days, takes no thread of this process's but only a
-// goroutine.
+// A controller calls a sandbox's kernel over its control socket. It reimplements gVisor's
+// urpc for what gVisor's own client lacks: calls end with their context, and a waiting
+// call, which may last for days, takes no thread of this process but only a goroutine.
 type controller struct {
 	sb   *sandbox.Sandbox
 	name string
 	d    net.Dialer
-	turn chan struct{} // the slot of whoever tries again to get into the kernel's queue
+	turn chan struct{} // held by the call that retries to enter the kernel's queue
 }
 
 func newController(sb *sandbox.Sandbox, name string) *controller {
 	return &controller{sb: sb, name: name, turn: make(chan struct{}, 1)}
 }
 
-// maxAnswer bounds what the kernel inside may answer: what runs in it is not trusted.
+// maxAnswer bounds the answer of the kernel inside: programs that run in it are not
+// trusted.
 const maxAnswer = 16 << 20
 
-// A remoteError is what the kernel inside said. Other errors of a call say that it did
+// A remoteError is an error from the kernel inside. Other errors of a call mean that it did
 // not answer.
 type remoteError string
 
 func (e remoteError) Error() string { return string(e) }
 
 // call calls method with arg, passes files along, and stores the answer in result. After
-// the end of ctx the kernel may still do what it was asked for.
+// the end of ctx the kernel may still carry out the call.
 func (c *controller) call(ctx context.Context, method string, arg, result any, files ...*os.File) error {
 	conn, err := c.ask(ctx, method, arg, files)
 	if err != nil {
@@ -102,7 +102,7 @@ func send(conn *net.UnixConn, request []byte, files []*os.File) error {
 	if len(files) > 0 {
 		fds := make([]int, len(files))
 		for i, f := range files {
-			fds[i] = int(f.Fd()) // makes it one that blocks, as a program inside expects
+			fds[i] = int(f.Fd()) // this makes it blocking, as a program inside expects
 		}
 		rights = unix.UnixRights(fds...)
 	}
@@ -120,7 +120,7 @@ func receive(conn *net.UnixConn, result any) error {
 		Err     string `json:"err"`
 		Result  any    `json:"result"`
 	}{Result: result}
-	// Files that come along are not asked for; a read that does not take them drops them.
+	// Files in answers are unwanted; a read that does not take them drops them.
 	if err := json.NewDecoder(io.LimitReader(conn, maxAnswer)).Decode(&answer); err != nil {
 		return err
 	}
@@ -130,8 +130,8 @@ func receive(conn *net.UnixConn, result any) error {
 	return nil
 }
 
-// connect waits for room in the queue of the control socket, which is short. It is one at
-// a time who does.
+// connect waits for room in the short queue of the control socket. Only one call waits at a
+// time.
 func (c *controller) connect(ctx context.Context) (*net.UnixConn, error) {
 	path := c.sb.GetControlSocketPath()
 	if path == "" {
@@ -176,8 +176,8 @@ func (c *controller) connect(ctx context.Context) (*net.UnixConn, error) {
 
 const unixPathMax = 108
 
-// The calls of it that are used, each with what it answers. What is started, signalled and
-// read is the sandbox's own container.
+// The calls that this package uses, each with its answer. They start, signal and read in
+// the sandbox's own container.
 
 func (c *controller) execute(ctx context.Context, args *control.ExecArgs) (pid int32, err error) {
 	args.ContainerID = c.name
@@ -190,8 +190,8 @@ func (c *controller) waitPID(ctx context.Context, pid int32) (ws unix.WaitStatus
 	return ws, err
 }
 
-// awaitPID is waitPID for a process that may run for days: when it has asked, it leaves the
-// waiting to p. done is called once; that ctx ends is an error, after which nobody waits.
+// awaitPID is waitPID for a process that may run for days: after the request, p waits for
+// the answer. done is called once; the end of ctx is an error, and ends the wait.
 func (c *controller) awaitPID(ctx context.Context, p *poller, pid int32, done func(unix.WaitStatus, error)) {
 	conn, err := c.ask(ctx, boot.ContMgrWaitPID, &boot.WaitPIDArgs{PID: pid, CID: c.name}, nil)
 	if err != nil {
@@ -217,7 +217,7 @@ func (c *controller) awaitPID(ctx context.Context, p *poller, pid int32, done fu
 		end(ws, err)
 	}
 	context.AfterFunc(ctx, func() {
-		_ = conn.SetDeadline(time.Unix(1, 0)) // for an answer that has begun
+		_ = conn.SetDeadline(time.Unix(1, 0)) // interrupts an answer that has begun
 		end(0, fmt.Errorf("%s: %w", boot.ContMgrWaitPID, context.Cause(ctx)))
 	})
 	if w, err = p.watch(conn, answer); err == nil {
@@ -250,7 +250,7 @@ func (c *controller) resume(ctx context.Context) error {
 	return c.call(ctx, boot.ContMgrResume, nil, nil)
 }
 
-// state is that of the sandbox's first process. The kernel answers only when it can also
+// state is that of the sandbox's first process. The kernel answers it only when it can also
 // start commands.
 func (c *controller) state(ctx context.Context) (state boot.ContainerRuntimeState, err error) {
 	err = c.call(ctx, boot.ContMgrContainerRuntimeState, &c.name, &state)

@@ -24,10 +24,10 @@ func (e *extension) Discover(_ context.Context, id string) (sandboxer.Found, err
 		return sandboxer.Found{}, sandboxer.E(sandboxer.NotFound, err, "there is no complete sandbox %s on this machine", id)
 	}
 	h := sandboxer.Handle{SandboxID: id, Generation: rec.Generation, Host: "localhost", Ref: name}
-	return sandboxer.Found{Handle: h, Stamp: rec.Stamp, Fuse: rec.Fuse}, nil
+	return sandboxer.Found{Handle: h, Fuse: rec.Fuse}, nil
 }
 
-// find returns the name of h's sandbox; without a generation, that of the newest.
+// find returns the name of h's sandbox; without a generation, the newest one.
 func (e *extension) find(h sandboxer.Handle) (string, error) {
 	if h.Generation > 0 {
 		return boxName(h.SandboxID, h.Generation), nil
@@ -42,7 +42,7 @@ func (e *extension) find(h sandboxer.Handle) (string, error) {
 	return boxName(h.SandboxID, gens[len(gens)-1]), nil
 }
 
-// generations lists the generations of id of which anything exists, oldest first.
+// generations lists the generations of id that have any remains, oldest first.
 func (e *extension) generations(id string) ([]int, error) {
 	names, err := e.names()
 	if err != nil {
@@ -72,8 +72,8 @@ func (e *extension) ListRunning(ctx context.Context, owner string) iter.Seq2[san
 				return
 			}
 			id, g, _ := parseBoxName(n)
-			// Without a record (a create died first) the state directory tells the owner:
-			// it is this installation's alone.
+			// Without a record (a create died first) the state directory determines the
+			// owner: it belongs to this installation alone.
 			by := e.env.Owner
 			if rec, err := e.record(n); err == nil {
 				by = rec.Owner

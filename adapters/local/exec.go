@@ -10,7 +10,6 @@ import (
 	"io"
 	"io/fs"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -25,11 +24,12 @@ import (
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/agent"
 	"github.com/sand-boxer/sandboxer/internal/procs"
+	"github.com/sand-boxer/sandboxer/internal/users"
 )
 
-// Exec implements sandboxer.Execer. Commands without a terminal are started by
-// gVisor directly, with pipes of ours as their streams; terminals belong to the
-// agent, inside, where job control and signals are the guest kernel's own.
+// Exec implements sandboxer.Execer. gVisor starts commands without a terminal
+// directly, with our pipes as their streams; the agent runs those with a terminal,
+// inside, where job control and signals belong to the guest kernel.
 func (e *extension) Exec(ctx context.Context, h sandboxer.Handle, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
 	b, err := e.thawed(h)
 	if err != nil {
@@ -38,7 +38,7 @@ func (e *extension) Exec(ctx context.Context, h sandboxer.Handle, cmd sandboxer.
 	if cmd.Dir == "" {
 		cmd.Dir = b.rec.Workspace
 	} else if cmd.Dir != b.rec.Workspace {
-		// gVisor starts a command in a file if told so.
+		// gVisor accepts a file as working directory.
 		if fi, err := b.stat(ctx, cmd.Dir); err == nil && !fi.Mode.IsDir() && fi.Mode&fs.ModeSymlink == 0 {
 			return sandboxer.Exit{}, sandboxer.E(sandboxer.Invalid, nil, "working directory %s is not a directory", cmd.Dir)
 		}
@@ -57,12 +57,12 @@ func (e *extension) Exec(ctx context.Context, h sandboxer.Handle, cmd sandboxer.
 	} else {
 		x, err = b.exec(ctx, cmd)
 	}
-	// Whose gofer or kernel is ending has its commands killed first. Nobody but the memory
-	// limit and the sandbox's own processes kills otherwise.
+	// A sandbox whose gofer or kernel is ending has its commands killed first. Otherwise
+	// only the memory limit and the sandbox's own processes kill.
 	if killed := err == nil && x.Signal == "KILL"; err != nil && !b.alive() || errors.Is(err, sandboxer.Unavailable) && !b.goferAlive() || killed && b.dying() {
 		e.drop(b.name)
-		// What gVisor keeps for a guest is in the sandbox's group as its processes are,
-		// and the largest of them is the first to be killed: then all ends with it.
+		// gVisor's memory for a guest counts in the sandbox's group like its processes, and
+		// the kernel kills the largest of these first: then everything ends with it.
 		if sandboxer.KindOf(err) != sandboxer.Canceled && ctx.Err() == nil && e.oomKills(b) > kills {
 			return sandboxer.Exit{Code: 128 + int(unix.SIGKILL), Signal: "KILL", OOMKilled: true}, nil
 		}
@@ -78,7 +78,7 @@ func (e *extension) Exec(ctx context.Context, h sandboxer.Handle, cmd sandboxer.
 }
 
 // errLost is the end of a command whose sandbox ended under it.
-var errLost = sandboxer.E(sandboxer.NotFound, nil, "the sandbox was lost while the command ran: its processes on this machine have ended").
+var errLost = sandboxer.E(sandboxer.NotFound, nil, "the sandbox ended while the command ran: its processes on this machine are gone").
 	WithHint("create a new one, or restore a snapshot")
 
 // dying reports whether the sandbox is ending, and waits until it has.
@@ -89,13 +89,13 @@ func (b *liveSandbox) dying() bool {
 	if err == nil && state != boot.RuntimeStateStopped && b.goferAlive() {
 		return false
 	}
-	// One without a first process or files has no way back, however long its kernel takes to
-	// end on a busy machine.
+	// A sandbox without its first process or its files cannot recover, however long its
+	// kernel takes to end on a busy machine.
 	return b.ended() || err == nil || !b.goferAlive()
 }
 
-// oomKills returns how often the kernel killed for memory in b so far; 0 if there is
-// no limit.
+// oomKills returns how often the kernel has killed for memory in b; 0 if there is no
+// limit.
 func (e *extension) oomKills(b *liveSandbox) int64 {
 	if b.rec.Limits.MemoryBytes == 0 {
 		return 0
@@ -103,9 +103,9 @@ func (e *extension) oomKills(b *liveSandbox) int64 {
 	return e.cgroups.oomKills(b.name)
 }
 
-// execTag is what also tells a command's processes, however they detach: bits of their
-// bounding set of capabilities above those that there are. All that they start has them,
-// and nothing inside can drop them. 22 bits are enough to tell commands that run at a time.
+// execTag also identifies a command's processes, however they detach: bits of their bounding
+// set above all existing capabilities. All their descendants have the bits, and nothing
+// inside can drop them. 22 bits distinguish the commands that run at a time.
 func execTag(mark string) uint64 {
 	h := fnv.New64a()
 	_, _ = io.WriteString(h, mark)
@@ -122,10 +122,10 @@ func (b *liveSandbox) exec(ctx context.Context, cmd sandboxer.Cmd) (sandboxer.Ex
 		Argv:             cmd.Args,
 		Envv:             b.environ(cmd.Env, who, mark),
 		WorkingDirectory: cmd.Dir,
-		KUID:             auth.KUID(who.uid),
-		KGID:             auth.KGID(who.gid),
+		KUID:             auth.KUID(who.UID),
+		KGID:             auth.KGID(who.GID),
 		NoNewPrivileges:  true,
-		Capabilities:     capabilities(guestCapabilities, who.uid == 0),
+		Capabilities:     capabilities(guestCapabilities, who.UID == 0),
 	}
 	begun, err := b.startSlot(ctx)
 	if err != nil {
@@ -138,7 +138,8 @@ func (b *liveSandbox) exec(ctx context.Context, cmd sandboxer.Cmd) (sandboxer.Ex
 	}
 	args.FilePayload = control.NewFilePayload(s.guest, nil)
 	args.Capabilities.BoundingCaps |= auth.CapabilitySet(execTag(mark) << agent.TagShift)
-	// What is being started when its caller leaves had better be started: it is known then.
+	// A command that is starting when its caller leaves should finish starting: then it is
+	// known.
 	sctx, cancel := lag(ctx, startLag)
 	pid, err := b.execute(sctx, args)
 	cancel()
@@ -156,7 +157,7 @@ func (b *liveSandbox) exec(ctx context.Context, cmd sandboxer.Cmd) (sandboxer.Ex
 	s.start(cmd)
 
 	wctx, leave := context.WithCancel(context.WithoutCancel(ctx))
-	defer leave() // gives back what the waiting takes
+	defer leave() // releases the resources of the wait
 	ended := b.await(wctx, pid)
 	signals := cmd.Signals
 	for {
@@ -168,7 +169,7 @@ func (b *liveSandbox) exec(ctx context.Context, cmd sandboxer.Cmd) (sandboxer.Ex
 					b.owe(mark, pid)
 					return sandboxer.Exit{}, errUnresponsive
 				}
-				return sandboxer.Exit{}, b.lost(wctx, r.err, "observing the command's end")
+				return sandboxer.Exit{}, b.lost(wctx, r.err, "waiting for the command to end")
 			}
 			if err := s.finish(); err != nil {
 				return sandboxer.Exit{}, err
@@ -182,30 +183,30 @@ func (b *liveSandbox) exec(ctx context.Context, cmd sandboxer.Cmd) (sandboxer.Ex
 			if n, ok := sig.(syscall.Signal); ok {
 				_ = b.signal(ctx, pid, n) // it may have just ended
 			}
-		case <-s.broken: // nobody reads the output any more
+		case <-s.broken: // the output has no reader any more
 			b.end(mark, pid, ended)
 			return sandboxer.Exit{}, s.finish()
 		case <-ctx.Done():
 			b.end(mark, pid, ended)
 			s.abort()
-			return sandboxer.Exit{}, sandboxer.E(sandboxer.KindOf(ctx.Err()), ctx.Err(), "the command was ended because its caller left or its time was up")
+			return sandboxer.Exit{}, sandboxer.E(sandboxer.KindOf(ctx.Err()), ctx.Err(), "the command was killed because its caller disconnected or its time limit passed")
 		}
 	}
 }
 
-// startLag is how much longer than its caller a command may take to be started.
+// startLag is how much longer than its caller the start of a command may take.
 const startLag = time.Second
 
 // environ is the environment of a command: the sandbox's, the user's, the caller's.
-func (b *liveSandbox) environ(extra map[string]string, who identity, mark string) []string {
+func (b *liveSandbox) environ(extra map[string]string, who users.User, mark string) []string {
 	b.mu.Lock()
 	env := slices.Clone(b.env)
 	b.mu.Unlock()
-	if who.name != "" {
-		env = mergeEnv(env, []string{"USER=" + who.name, "LOGNAME=" + who.name})
+	if who.Name != "" {
+		env = mergeEnv(env, []string{"USER=" + who.Name, "LOGNAME=" + who.Name})
 	}
-	if who.uid != 0 || !slices.ContainsFunc(env, func(kv string) bool { return strings.HasPrefix(kv, "HOME=") }) {
-		env = mergeEnv(env, []string{"HOME=" + who.home})
+	if who.UID != 0 || !slices.ContainsFunc(env, func(kv string) bool { return strings.HasPrefix(kv, "HOME=") }) {
+		env = mergeEnv(env, []string{"HOME=" + who.Home})
 	}
 	for k, v := range extra {
 		env = mergeEnv(env, []string{k + "=" + v})
@@ -225,13 +226,13 @@ func capabilities(names []string, root bool) *auth.TaskCapabilities {
 	return caps
 }
 
-// notStarted turns gVisor's refusal to start a command into what a shell would say.
+// notStarted turns gVisor's refusal to start a command into a shell's answer.
 func (b *liveSandbox) notStarted(ctx context.Context, cmd sandboxer.Cmd, err error) (sandboxer.Exit, error) {
 	if !b.alive() {
 		return sandboxer.Exit{}, sandboxer.E(sandboxer.NotFound, err, "the sandbox ended")
 	}
 	if strings.Contains(err.Error(), "try again") {
-		return sandboxer.Exit{}, sandboxer.E(sandboxer.Exhausted, err, "the command could not be started: the sandbox has as many processes as its limit allows").
+		return sandboxer.Exit{}, sandboxer.E(sandboxer.Exhausted, err, "the command could not be started: the sandbox has reached its limit of processes").
 			WithHint("end some of them, or raise limits.pids in the profile")
 	}
 	if cmd.Dir != "" {
@@ -259,65 +260,24 @@ type outcome struct {
 }
 
 // user resolves a user name or "uid[:gid]" by the sandbox's own /etc/passwd.
-func (b *liveSandbox) user(ctx context.Context, name string) (identity, error) {
+func (b *liveSandbox) user(ctx context.Context, name string) (users.User, error) {
 	if isRoot(name) {
-		return rootIdentity, nil
+		return root, nil
 	}
 	if v, ok := b.users.Load(name); ok {
-		return v.(identity), nil
+		return v.(users.User), nil
 	}
 	passwd, err := b.readSmall(ctx, "/etc/passwd")
 	if err != nil {
-		return identity{}, err
+		return users.User{}, err
 	}
-	id, err := findUser(name, passwd)
+	u, err := users.Find(name, strings.NewReader(passwd), nil)
 	if err == nil {
-		b.users.Store(name, id)
+		b.users.Store(name, u)
 	}
-	return id, err
+	return u, err
 }
 
 func isRoot(name string) bool { return name == "" || name == "root" || name == "0" || name == "0:0" }
 
-var rootIdentity = identity{home: "/root", name: "root"}
-
-// findUser looks a user up, name or uid[:gid], in what /etc/passwd has.
-func findUser(name, passwd string) (identity, error) {
-	id := identity{home: "/"}
-	uidText, gidText, both := strings.Cut(name, ":")
-	uid, uidErr := strconv.ParseUint(uidText, 10, 32)
-	found := false
-	for line := range strings.Lines(passwd) {
-		f := strings.Split(strings.TrimSpace(line), ":")
-		if len(f) < 7 || f[0] != uidText && (uidErr != nil || f[2] != uidText) {
-			continue
-		}
-		u, err1 := strconv.ParseUint(f[2], 10, 32)
-		g, err2 := strconv.ParseUint(f[3], 10, 32)
-		if err1 == nil && err2 == nil {
-			id.uid, id.gid, id.home, id.name, found = uint32(u), uint32(g), f[5], f[0], true
-			break
-		}
-	}
-	switch {
-	case !found && uidErr != nil:
-		return identity{}, sandboxer.E(sandboxer.Invalid, nil, "there is no user %q in the sandbox", name)
-	case !found:
-		id.uid, id.gid = uint32(uid), uint32(uid)
-	}
-	if both {
-		gid, err := strconv.ParseUint(gidText, 10, 32)
-		if err != nil {
-			return identity{}, sandboxer.E(sandboxer.Invalid, nil, "%q is not a user: want a name, or uid:gid in numbers", name)
-		}
-		id.gid = uint32(gid)
-	}
-	return id, nil
-}
-
-// identity is a user inside the sandbox.
-type identity struct {
-	uid, gid uint32
-	home     string
-	name     string
-}
+var root = users.User{Home: "/root", Name: "root"}

@@ -35,6 +35,7 @@ import (
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/agent"
 	"github.com/sand-boxer/sandboxer/internal/filelock"
+	"github.com/sand-boxer/sandboxer/internal/inside"
 	"github.com/sand-boxer/sandboxer/internal/notices"
 	"github.com/sand-boxer/sandboxer/internal/procs"
 	"github.com/sand-boxer/sandboxer/internal/program"
@@ -56,32 +57,36 @@ type extension struct {
 	makes   skeletonMaker
 	skel    *skeleton
 	ids     *idRanges            // nil for an ordinary user
-	former  map[string]time.Time // digests of skeletons that were replaced, since when
+	former  map[string]time.Time // digests of replaced skeletons, and when they were replaced
 	images  *imageStore
 	program string        // of the agent, copied into images
-	poll    *poller       // waits for what commands say, and for their ends
-	slots   chan struct{} // bounds concurrent creates: they are bound by processor time, and wait in between
+	poll    *poller       // waits for the output of commands, and for their ends
+	slots   chan struct{} // bounds concurrent creates: they need processor time, and wait in between
+
+	stopGrace time.Duration // for a main process to end after its stop signal
 
 	resolvers func() []string // this machine's
 	unlock    func()
 
 	ctx  context.Context // ends with Close
 	end  context.CancelFunc
-	work sync.WaitGroup // what goes on beside calls
+	work sync.WaitGroup // background work in addition to calls
 
-	newer sync.Map // names of those of whose records it was told that a newer version wrote them
+	newer sync.Map // names of sandboxes whose records, as was logged, a newer version wrote
 
 	noticing sync.Mutex
 	notices  []string
 	noticed  time.Time // when notices were found
 
-	ended notices.Hub // told of sandboxes whose kernel has ended
+	ended notices.Hub // reports sandboxes whose kernel has ended
 
 	mu    sync.Mutex
 	boxes map[string]*liveSandbox // by name
 	busy  map[string]*keyLock     // by name
 }
 
+// The compiler checks what the adapter claims, in addition to the methods that only
+// agent.Capabilities has.
 var _ interface {
 	sandboxer.Extension
 	sandboxer.Checker
@@ -89,13 +94,7 @@ var _ interface {
 	sandboxer.Limiter
 	sandboxer.Noticer
 	sandboxer.Execer
-	sandboxer.Filer
-	sandboxer.Archiver
-	sandboxer.AgentDialer
-	sandboxer.ProcessManager
-	sandboxer.Watcher
 	sandboxer.Notifier
-	sandboxer.Dialer
 	sandboxer.Prober
 	sandboxer.Discoverer
 	sandboxer.Lister
@@ -117,16 +116,14 @@ func open(ctx context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extensi
 	}
 	e := &extension{
 		env: env, cfg: cfg, asRoot: os.Geteuid() == 0,
-		slots: make(chan struct{}, 2*runtime.NumCPU()),
+		slots: make(chan struct{}, 2*runtime.NumCPU()), stopGrace: 3 * time.Second,
 		boxes: map[string]*liveSandbox{}, busy: map[string]*keyLock{}, former: map[string]time.Time{},
 		resolvers: usernet.HostResolvers(),
 	}
 	e.Open = e.openAgent
 	e.ctx, e.end = context.WithCancel(context.WithoutCancel(ctx))
-	if !e.asRoot {
-		if err := checkUserNamespaces(); err != nil {
-			return nil, err
-		}
+	if err := checkRights(e.asRoot); err != nil {
+		return nil, err
 	}
 	runnerPath, err := helper(cfg.Runner, "sandboxer-runner")
 	if err == nil {
@@ -153,7 +150,7 @@ func open(ctx context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extensi
 		return nil, err
 	}
 	if err := removeSkeletons(e.dir("skel"), e.mounts(), e.skeletonInUse, noSkeleton); err != nil {
-		e.warn("old skeletons stay", err)
+		e.warn("old root file systems cannot be removed", err)
 	}
 	if e.asRoot {
 		if err := e.openIDs(ctx); err != nil {
@@ -175,17 +172,17 @@ func open(ctx context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extensi
 		e.warn(n, nil)
 	}
 	if err := e.removeStrayState(); err != nil {
-		e.warn("files of sandboxes that are gone stay", err)
+		e.warn("files of removed sandboxes cannot be deleted", err)
 	}
 	if err := e.reconnect(); err != nil {
-		e.warn("sandboxes are without their network", err)
+		e.warn("some sandboxes have no network", err)
 	}
 	return e, nil
 }
 
-// skeleton returns the root of sandboxes without an image, made again if it was
-// removed, or if the machine has changed since: a program that was installed needs its
-// part of /etc.
+// skeleton returns the root of sandboxes without an image. It makes another one if that was
+// removed, or if the machine has changed since: a newly installed program needs its part of
+// /etc.
 func (e *extension) skeleton() (*skeleton, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -197,7 +194,7 @@ func (e *extension) skeleton() (*skeleton, error) {
 	switch {
 	case err == nil:
 	case whole: // an older one is better than none
-		e.warn("the root file system of sandboxes cannot follow changes of this machine", err)
+		e.warn("the root file system of new sandboxes cannot be updated to this machine's files", err)
 		return e.skel, nil
 	default:
 		return nil, openFailed(err, "the root file system of sandboxes cannot be prepared")
@@ -205,18 +202,18 @@ func (e *extension) skeleton() (*skeleton, error) {
 	if e.skel != nil && s.digest != e.skel.digest {
 		e.former[e.skel.digest] = time.Now()
 		if err := removeSkeletons(e.dir("skel"), e.mounts(), e.skeletonStays(s.digest), noSkeleton); err != nil {
-			e.warn("old skeletons stay", err)
+			e.warn("old root file systems cannot be removed", err)
 		}
 	}
 	e.skel = s
 	return s, nil
 }
 
-// openIDs prepares the ranges of user IDs, and claims those of the sandboxes that are there.
+// openIDs prepares the ranges of user IDs, and claims those of existing sandboxes.
 func (e *extension) openIDs(ctx context.Context) error {
 	e.ids = newIDRanges(e.cfg, e.mounts(), e.skel)
 	if e.ids.why != nil {
-		e.warn("all sandboxes have the same user IDs on this machine, which cannot give each its own", e.ids.why)
+		e.warn("all sandboxes share the same user IDs, because this machine cannot give each its own", e.ids.why)
 	}
 	names, err := e.recorded()
 	if err != nil {
@@ -228,7 +225,7 @@ func (e *extension) openIDs(ctx context.Context) error {
 			continue
 		}
 		if err := e.ids.retake(ctx, e.dir("box", n), rec.IDBase); err != nil {
-			e.warn("the user IDs of a sandbox are not noted as taken", err)
+			e.warn("the user IDs of a sandbox cannot be recorded as in use", err)
 		}
 	}
 	return nil
@@ -244,15 +241,15 @@ func (e *extension) warn(what string, err error) {
 	}
 }
 
-// skeletonStays tells which skeletons must not be removed: the current one, those of
-// sandboxes and snapshots, and those that a create may just have been given.
+// skeletonStays reports which skeletons must not be removed: the current one, those of
+// sandboxes and snapshots, and those that a create may just have received.
 func (e *extension) skeletonStays(current string) func(digest string) bool {
 	return func(digest string) bool {
 		return digest == current || time.Since(e.former[digest]) < 10*time.Minute || strings.HasPrefix(digest, ".new-") || e.skeletonInUse(digest)
 	}
 }
 
-// aside does something beside calls, until Close.
+// aside runs f in the background, until Close.
 func (e *extension) aside(f func()) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -269,9 +266,9 @@ func openFailed(err error, format string, args ...any) error {
 	return sandboxer.E(sandboxer.Unavailable, err, format, args...)
 }
 
-// Close lets go of this process's hold on the sandboxes, which live on. What only
-// a running broker needs is removed: network links and, when no sandbox is left, the
-// skeleton's mounts and the parent control groups.
+// Close releases this process's hold on the sandboxes, which continue. It removes what
+// only a running broker needs: network links and, when no sandbox is left, the skeleton's
+// mounts and the parent control groups.
 func (e *extension) Close() error {
 	e.mu.Lock()
 	e.end()
@@ -288,7 +285,7 @@ func (e *extension) Close() error {
 	defer e.unlock()
 	e.images.store.Close()
 	if e.ids != nil {
-		defer e.ids.close() // last: what it waits for goes on meanwhile
+		defer e.ids.close() // last: the unmounts that it waits for continue meanwhile
 	}
 	names, err := e.names()
 	if err != nil || len(names) > 0 {
@@ -297,9 +294,9 @@ func (e *extension) Close() error {
 	e.cgroups.removeRoots()
 	specutils.UnmountNullNetNS(e.dir("run"))
 	_ = os.Remove(filepath.Join(e.dir("run"), specutils.NullNetNSFilename))
-	// What was saved is restored with the root that it had, and no other. The current one the
-	// next server wants, which looks through it first: to remove some thousand files takes a
-	// while, and whoever closes has little time.
+	// Keep the skeletons of snapshots, which can be restored with no other root. Keep also the
+	// current one: the next server needs it, and only reads it through; removing some thousand
+	// files takes a while, and a process that closes has little time.
 	e.mu.Lock()
 	current := e.skel.digest
 	e.mu.Unlock()
@@ -313,13 +310,13 @@ func (e *extension) dir(elem ...string) string {
 	return filepath.Join(append([]string{e.env.Dir}, elem...)...)
 }
 
-// layers is where gVisor keeps what sandboxes write: files that it removes as soon as
-// they are open. The directory is one for all, because gVisor restores a sandbox only
-// with the directory it was saved with.
+// layers is where gVisor keeps the writes of sandboxes: files that it unlinks as soon as
+// they are open. All share one directory, because gVisor restores a sandbox only with the
+// directory it was saved with.
 func (e *extension) layers() string { return e.dir("layer") }
 
 // removeNamedLayers removes files that still have a name because their maker died
-// before it took that away.
+// before it unlinked them.
 func (e *extension) removeNamedLayers() {
 	entries, _ := os.ReadDir(e.layers())
 	for _, d := range entries {
@@ -329,14 +326,14 @@ func (e *extension) removeNamedLayers() {
 	}
 }
 
-// removeStrayState removes gVisor's lock files and sockets of sandboxes of which nothing else
-// is there: a server died in the wrong moment.
+// removeStrayState removes gVisor's lock files and sockets of sandboxes that have nothing else: a
+// server died at the wrong moment.
 func (e *extension) removeStrayState() error {
 	files, err := os.ReadDir(e.dir("run"))
 	if err != nil {
 		return err
 	}
-	stray := map[string]string{} // the names of files, and of whom they are
+	stray := map[string]string{} // file names, and the sandboxes they belong to
 	for _, f := range files {
 		name, _, ok := strings.Cut(f.Name(), "_sandbox:")
 		if !ok {
@@ -364,8 +361,8 @@ func (e *extension) removeStrayState() error {
 	return err
 }
 
-// mounts is the directory of this installation's skeleton mounts. It lies outside the
-// state directory, which only its owner may walk through.
+// mounts is the directory of this installation's skeleton mounts. It is outside the state
+// directory, which only its owner may enter.
 func (e *extension) mounts() string {
 	sum := sha256.Sum256([]byte(e.env.Dir))
 	return filepath.Join("/run/sandboxer-roots", hex.EncodeToString(sum[:])[:12])
@@ -389,32 +386,31 @@ func (e *extension) skeletonInUse(digest string) bool {
 	return err != nil || slices.Contains(saved, digest)
 }
 
-// A program that links this package has its main goroutine on the first thread, where
-// no other can be then. gVisor starts programs in another network namespace by moving a
-// thread there and back, and takes that of the first thread for the one to go back to:
-// with the first thread itself away, others would come back to where it is, and stay
-// there, without a network, together with the threads and programs they start
-// (docs/adr/0013-first-thread.md).
+// A program that links this package has its main goroutine on the first thread, and no other
+// goroutine can run there. gVisor starts programs in another network namespace by moving a
+// thread there and back, and returns to the namespace of the first thread: if the first
+// thread itself had moved, other threads would follow it, and stay without a network,
+// together with the threads and programs they start (docs/design/adr/0013-first-thread.md).
 func init() { runtime.LockOSThread() }
 
-// prepareProcess adjusts what gVisor's library takes from the process as a whole.
-// Two engines may be open at a time (tests do), so it counts.
+// prepareProcess adjusts process-wide state that gVisor's library reads. Two engines
+// may be open at a time (tests do), so it counts.
 func prepareProcess(runnerPath, nullPath string) (release func(), err error) {
 	process.mu.Lock()
 	defer process.mu.Unlock()
-	runner, err := openHigh(runnerPath)
+	runners, err := openHigh(runnerPath)
 	if err != nil {
 		return nil, err
 	}
-	// Children become other users before they start the program, who may not be able to
-	// walk to it (/root/go/bin); an open file needs no path.
-	specutils.ExePath = fmt.Sprintf("/proc/self/fd/%d", runner.Fd())
+	// Children change to other users before they start the program. Such a user may not be
+	// able to reach its path (/root/go/bin); an open file needs no path.
+	specutils.ExePath = fmt.Sprintf("/proc/self/fd/%d", runners[len(runners)-1].Fd())
 	log.SetTarget(log.GoogleEmitter{Writer: &log.Writer{Next: io.Discard}})
 	log.SetLevel(log.Warning)
 	if process.users == 0 {
 		null, err := openNull(nullPath)
 		if err != nil {
-			runner.Close()
+			closeFiles(runners)
 			return nil, err
 		}
 		// gVisor gives a sandbox's first process the globals os.Stdin, os.Stdout and
@@ -422,7 +418,7 @@ func prepareProcess(runnerPath, nullPath string) (release func(), err error) {
 		process.stdio = []*os.File{os.Stdin, os.Stdout, os.Stderr}
 		os.Stdin, os.Stdout, os.Stderr = null, null, null
 	}
-	process.runners = append(process.runners, runner)
+	process.runners = append(process.runners, runners...)
 	process.users++
 	return func() {
 		process.mu.Lock()
@@ -433,9 +429,7 @@ func prepareProcess(runnerPath, nullPath string) (release func(), err error) {
 		null := os.Stdin
 		os.Stdin, os.Stdout, os.Stderr = process.stdio[0], process.stdio[1], process.stdio[2]
 		null.Close()
-		for _, f := range process.runners {
-			f.Close()
-		}
+		closeFiles(process.runners)
 		process.runners = nil
 	}, nil
 }
@@ -448,32 +442,48 @@ var process struct {
 	runners []*os.File
 }
 
-// openHigh opens a program under a number that stays free while a child's files are
-// put in order: below it are those passed on. A descriptor table that is large
-// already also spares children growing it while they start.
-func openHigh(path string) (*os.File, error) {
+// openHigh opens a program under a descriptor number that os/exec does not use for a child's files:
+// os/exec takes the numbers after the highest file it passes on. openHigh holds the numbers before
+// the program's, so that no passed file has one of them: either all are lower, or all numbers that
+// os/exec takes are higher. A large descriptor table also saves children from growing it at their
+// start.
+func openHigh(path string) ([]*os.File, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
-	const high = 512
-	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, high)
-	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EMFILE) {
-		var may unix.Rlimit
-		_ = unix.Getrlimit(unix.RLIMIT_NOFILE, &may)
-		return nil, sandboxer.E(sandboxer.Unavailable, err, "this process cannot be prepared for gVisor: it may have %d files open, and needs more than %d", may.Cur, high).
-			WithHint("raise the limit where it is started: ulimit -n %d, or LimitNOFILE=%d in its unit", 2*high, 2*high)
+	const high, room = 512, 128 // more than a child gets
+	var files []*os.File
+	for from := high; len(files) <= room; {
+		fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, from)
+		if err != nil {
+			closeFiles(files)
+			if !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.EMFILE) {
+				return nil, err
+			}
+			var may unix.Rlimit
+			_ = unix.Getrlimit(unix.RLIMIT_NOFILE, &may)
+			return nil, sandboxer.E(sandboxer.Unavailable, err, "this process cannot be prepared for gVisor: its limit of open files is %d, and it needs more than %d", may.Cur, high+room).
+				WithHint("raise the limit where it is started: ulimit -n %d, or LimitNOFILE=%d in its unit", 2*high, 2*high)
+		}
+		if fd != from { // another part of this process has the numbers before, and may close them
+			closeFiles(files)
+			files = nil
+		}
+		files, from = append(files, os.NewFile(uintptr(fd), path)), fd+1
 	}
-	if err != nil {
-		return nil, err
-	}
-	return os.NewFile(uintptr(fd), path), nil
+	return files, nil
 }
 
-// openNull opens a null device. gVisor changes the owner of what it gives a sandbox
-// as its streams, so that this must not be the machine's own /dev/null, where that can
-// be avoided.
+func closeFiles(files []*os.File) {
+	for _, f := range files {
+		f.Close()
+	}
+}
+
+// openNull opens a null device. gVisor changes the owner of a sandbox's streams, so this is
+// not the machine's own /dev/null unless no other can be made.
 func openNull(path string) (*os.File, error) {
 	err := unix.Mknod(path, unix.S_IFCHR|0o600, int(unix.Mkdev(1, 3)))
 	if err == nil || errors.Is(err, unix.EEXIST) {
@@ -484,8 +494,8 @@ func openNull(path string) (*os.File, error) {
 	return os.OpenFile(os.DevNull, os.O_RDWR, 0)
 }
 
-// helper finds a helper program: where the configuration says, beside the running
-// program, or that program itself, which knows both roles.
+// helper finds a helper program: at the configured path, next to the running program,
+// or that program itself, which has both roles.
 func helper(configured, name string) (string, error) {
 	if configured != "" {
 		if _, err := os.Stat(configured); err != nil {
@@ -504,8 +514,8 @@ func helper(configured, name string) (string, error) {
 	return self, nil
 }
 
-// A record is what the extension remembers about a sandbox besides gVisor's own
-// state, written before anything else exists.
+// A record is what the extension stores about a sandbox in addition to gVisor's own
+// state. It is written before anything else exists.
 type record struct {
 	Owner      string                  `json:"owner"`
 	SandboxID  string                  `json:"sandbox_id"`
@@ -529,26 +539,24 @@ type record struct {
 	Claim      string                  `json:"claim,omitempty"` // digest of the claim, from its beginning
 	Main       []string                `json:"main,omitempty"`  // of a warm one: the command that its claim starts
 	MainDir    string                  `json:"main_dir,omitempty"`
-	Stamp      []byte                  `json:"stamp,omitempty"`
 	Ready      bool                    `json:"ready"` // everything Provision owes is done
 
-	// AgentMount says that the agent's programs are a mount of their own. Without it they
-	// are files of the sandbox's, as they were in builds before; gVisor restores what was
-	// saved so with the same mounts only.
+	// AgentMount says that the agent's programs are a mount of their own. Without it they are
+	// files of the sandbox, as in earlier builds; gVisor restores what was saved that way only
+	// with the same mounts.
 	AgentMount bool `json:"agent_mount,omitempty"`
 
-	// GVisor is the version that runs it. Builds that did not write it down all had firstGVisor.
+	// GVisor is the version that runs it. Builds that did not record it all had firstGVisor.
 	GVisor string `json:"gvisor,omitempty"`
 
-	// IDBase is the first of its host user and group IDs; 0 if those are from idShift on, which
-	// other such sandboxes have too.
+	// IDBase is the first of its host user and group IDs; 0 if those start at idShift, which such
+	// sandboxes share.
 	IDBase uint32 `json:"id_base,omitempty"`
 }
 
 const recordFile = "record.json"
 
-// record reads what is written down about the sandbox called name. Kinds: Failed where it is
-// damaged, Internal.
+// record reads the record of the sandbox called name. Kinds: Failed if it is damaged, Internal.
 func (e *extension) record(name string) (r record, err error) {
 	data, err := os.ReadFile(e.dir("box", name, recordFile))
 	var newer []string
@@ -560,14 +568,13 @@ func (e *extension) record(name string) (r record, err error) {
 	}
 	if len(newer) > 0 {
 		if _, told := e.newer.LoadOrStore(name, true); !told {
-			e.warn("what a newer version wrote of a sandbox is not heeded, and lost when it is changed", fmt.Errorf("sandbox %s: %q", name, newer))
+			e.warn("a newer version wrote fields of a sandbox's record that this version ignores, and drops when it writes the record", fmt.Errorf("sandbox %s: %q", name, newer))
 		}
 	}
 	return r, nil
 }
 
-// errDamaged is in the chain of errors about a sandbox of which what is written down
-// cannot be read.
+// errDamaged is in the chain of errors about a sandbox whose record cannot be read.
 var errDamaged = errors.New("damaged")
 
 func damaged(cause error, what string) error {
@@ -578,17 +585,17 @@ func damaged(cause error, what string) error {
 		return sandboxer.E(sandboxer.Unavailable, cause, "%s cannot be read now", what)
 	}
 	return sandboxer.E(sandboxer.Failed, errors.Join(errDamaged, cause), "%s is damaged and cannot be read", what).
-		WithHint("it can still be destroyed, and expires as ever")
+		WithHint("it can still be destroyed, and expires as usual")
 }
 
-// isShort reports whether something could not be read for want of what this process or
-// machine has too little of at the moment.
+// isShort reports whether a read failed because this process or machine lacks a resource at
+// the moment.
 func isShort(err error) bool {
 	return errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOMEM)
 }
 
-// writeRecord replaces the record atomically. What it describes does not outlive a crash of the
-// machine, and a create does not wait for the disk.
+// writeRecord replaces the record atomically, without sync: the sandbox does not outlive a crash
+// of the machine, and a create does not wait for the disk.
 func (e *extension) writeRecord(name string, r record) error {
 	data, err := json.Marshal(r)
 	if err != nil {
@@ -598,7 +605,7 @@ func (e *extension) writeRecord(name string, r record) error {
 }
 
 // boxName is the name of one generation in gVisor's state, in directories and in
-// control groups. The installation is already in the directory above.
+// control groups. The directory above identifies the installation.
 func boxName(id string, generation int) string { return fmt.Sprintf("%s-g%d", id, generation) }
 
 var boxPattern = regexp.MustCompile(`^(.+)-g([0-9]+)$`)
@@ -612,8 +619,8 @@ func parseBoxName(name string) (id string, generation int, ok bool) {
 	return m[1], g, err == nil && sandboxer.CheckID(m[1]) == nil
 }
 
-// names lists every sandbox of which anything exists: a directory, gVisor's state,
-// a control group or a process.
+// names lists every sandbox that has any remains: a directory, gVisor's state, a control
+// group or a process.
 func (e *extension) names() ([]string, error) {
 	seen := map[string]bool{}
 	recorded, err := e.recorded()
@@ -652,7 +659,7 @@ func (e *extension) names() ([]string, error) {
 	return slices.Sorted(maps.Keys(seen)), nil
 }
 
-// recorded lists the sandboxes that have a directory: all that can have a record.
+// recorded lists the sandboxes that have a directory: only these can have a record.
 func (e *extension) recorded() (names []string, err error) {
 	entries, err := os.ReadDir(e.dir("box"))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -666,8 +673,8 @@ func (e *extension) recorded() (names []string, err error) {
 	return names, nil
 }
 
-// processes finds the gVisor processes of the sandbox called name. It sees also those that
-// no state file mentions any more.
+// processes finds the gVisor processes of the sandbox called name, including those that no state
+// file mentions any more.
 func (e *extension) processes(name string) ([]int, error) {
 	all, err := e.running()
 	return all[name], err
@@ -695,14 +702,14 @@ func (e *extension) running() (map[string][]int, error) {
 	return out, nil
 }
 
-// keyLock is a lock for one sandbox; the last one to leave removes it.
+// keyLock is a lock for one sandbox; its last user removes it.
 type keyLock struct {
 	slot chan struct{}
 	refs int
 }
 
-// lock excludes everybody else, also other processes of this installation, from
-// changing the sandbox called name. Kinds: that of ctx's end.
+// lock keeps other calls, and other processes of this installation, from changing the
+// sandbox called name. Kinds: that of ctx's end.
 func (e *extension) lock(ctx context.Context, name string) (unlock func(), err error) {
 	e.mu.Lock()
 	l := e.busy[name]
@@ -727,14 +734,14 @@ func (e *extension) lock(ctx context.Context, name string) (unlock func(), err e
 	case l.slot <- struct{}{}:
 	case <-ctx.Done():
 		leave()
-		return nil, sandboxer.E(sandboxer.KindOf(ctx.Err()), context.Cause(ctx), "something else is being done with sandbox %s", name)
+		return nil, sandboxer.E(sandboxer.KindOf(ctx.Err()), context.Cause(ctx), "another operation on sandbox %s is in progress", name)
 	}
 	release, err := lockByte(ctx, e.dir("locks"), name)
 	if err != nil {
 		<-l.slot
 		leave()
 		if ctx.Err() != nil {
-			return nil, sandboxer.E(sandboxer.KindOf(ctx.Err()), context.Cause(ctx), "another process is doing something with sandbox %s", name)
+			return nil, sandboxer.E(sandboxer.KindOf(ctx.Err()), context.Cause(ctx), "another process is working on sandbox %s", name)
 		}
 		return nil, sandboxer.E(sandboxer.Unavailable, err, "the lock of sandbox %s cannot be taken", name)
 	}
@@ -745,10 +752,10 @@ func (e *extension) lock(ctx context.Context, name string) (unlock func(), err e
 	}, nil
 }
 
-// lockByte locks the one byte of the file at path that stands for name. The file stays
-// empty; one for each name would be made and removed three times in a short life, and file
-// systems are slow at that. Package filelock has no such locks: nobody else needs them, and
-// only Linux gives them to an open file rather than to a process.
+// lockByte locks the byte for name in the file at path. The file stays empty; a file for each
+// name would be made and removed three times in a short life, and file systems are slow at that.
+// Package filelock has no such locks: no other package needs them, and only Linux gives them to
+// an open file rather than to a process.
 func lockByte(ctx context.Context, path, name string) (release func(), err error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
@@ -769,7 +776,7 @@ func lockByte(ctx context.Context, path, name string) (release func(), err error
 		return nil, err
 	}
 	return func() {
-		at.Type = unix.F_UNLCK // a child that has not become its program yet has the file open, too
+		at.Type = unix.F_UNLCK // a child that has not started its program yet has the file open, too
 		_ = unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &at)
 		f.Close()
 	}, nil
@@ -804,52 +811,32 @@ func (e *extension) conf(l sandboxer.Limits) (*config.Config, error) {
 	return config.NewFromFlags(fs)
 }
 
-// defaults are the limits of a sandbox whose profile sets none, where they can be
-// enforced: one sandbox must not take the whole machine.
-func (e *extension) defaults(l sandboxer.Limits) sandboxer.Limits {
-	if !e.cgroups.usable() {
-		return l
+// guestCapabilities are those of root inside a sandbox.
+var guestCapabilities = func() []string {
+	all := inside.Capabilities()
+	for i := range all {
+		all[i] = "CAP_" + all[i]
 	}
-	if l.PIDs == 0 {
-		l.PIDs = 2048
-	}
-	if l.MemoryBytes == 0 {
-		var si unix.Sysinfo_t
-		if unix.Sysinfo(&si) == nil {
-			l.MemoryBytes = int64(si.Totalram) * int64(si.Unit) / 2
-		}
-	}
-	return l
-}
+	return all
+}()
 
-// DefaultLimits implements sandboxer.Limiter.
-func (e *extension) DefaultLimits(sandboxer.Spec) sandboxer.Limits {
-	return e.defaults(sandboxer.Limits{})
-}
-
-// guestCapabilities is what root inside a sandbox may do: what container engines
-// grant, without raw sockets and device nodes. CAP_SYS_ADMIN and CAP_SYS_RESOURCE
-// are absent, which makes the process limit hold for root too.
-var guestCapabilities = []string{"CAP_AUDIT_WRITE", "CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL",
-	"CAP_NET_BIND_SERVICE", "CAP_SETFCAP", "CAP_SETGID", "CAP_SETPCAP", "CAP_SETUID", "CAP_SYS_CHROOT"}
-
-// ownCapabilities are those of the agent, and of what reaches it: both must get a thread
-// where the sandbox's processes are at their limit. The agent hands none of it on.
+// ownCapabilities are those of the agent, and of what connects to it: both must get a thread
+// even if the sandbox's processes are at their limit. The agent passes none of it on.
 var ownCapabilities = append(slices.Clone(guestCapabilities), "CAP_SYS_RESOURCE")
 
-// firstProcess is what a sandbox begins with: see package pause. Who may talk to the
-// agent is decided by its connections, which are handed to it as open files: it needs
-// no token. Its fuse is the one that the sandbox has when it starts.
+// firstProcess is the first process of a sandbox: see package pause. The agent needs no
+// token, because it accepts only connections that are handed to it as open files. Its fuse
+// is the sandbox's at the start.
 func firstProcess(fuse time.Time) []string {
 	return []string{pausePath, strconv.FormatInt(fuseSeconds(fuse), 10), agentPath, "init",
 		"--above-limits", "--listen", "donate:" + agentSocket(true), "--fuse", handedOn}
 }
 
-// handedOn stands for the fuse that a sandbox's first process hands on to the agent. In
-// sandboxes of older builds the agent begins with the fuse of their create.
+// handedOn stands for the fuse that a sandbox's first process passes to the agent. In
+// sandboxes of older builds the agent starts with the fuse of their create.
 const handedOn = "@"
 
-// fuseSeconds is a fuse as the first process knows it: 0 means none.
+// fuseSeconds is a fuse in the form of the first process: 0 means none.
 func fuseSeconds(fuse time.Time) int64 {
 	if fuse.IsZero() {
 		return 0
@@ -859,13 +846,13 @@ func fuseSeconds(fuse time.Time) int64 {
 
 // bundle writes the OCI bundle that gVisor's children read again, and returns it.
 func (e *extension) bundle(name string, spec sandboxer.Spec, skel *skeleton, img *image, agentMount bool, mounts []*mountSource, from *saved) (string, error) {
-	env := []string{"PATH=" + e.path(img), "HOME=/root", "SANDBOXER=true", "SANDBOXER_ID=" + spec.ID}
+	env := []string{"PATH=" + e.path(img), "HOME=/root", "LANG=C.UTF-8", "SANDBOXER=true", "SANDBOXER_ID=" + spec.ID}
 	if img != nil {
 		env = mergeEnv(env, img.config.Env)
 	}
 	given := spec.Env
 	if spec.Warm {
-		given = nil // it comes with the claim
+		given = nil // the claim brings it
 	}
 	for k, v := range given {
 		env = mergeEnv(env, []string{k + "=" + v})
@@ -889,19 +876,21 @@ func (e *extension) bundle(name string, spec sandboxer.Spec, skel *skeleton, img
 			{Destination: "/proc", Type: "proc", Source: "proc"},
 			{Destination: "/dev", Type: "tmpfs", Source: "tmpfs"},
 			{Destination: "/sys", Type: "sysfs", Source: "sysfs", Options: []string{"ro"}},
-			{Destination: "/dev/shm", Type: "tmpfs", Source: "tmpfs", Options: []string{"mode=1777", "size=67108864"}},
+			{Destination: "/dev/shm", Type: "tmpfs", Source: "tmpfs", Options: []string{"mode=1777", "size=" + strconv.FormatInt(e.shmSize(spec.Limits), 10)}},
+			{Destination: "/sys/fs/cgroup", Type: "cgroup", Source: "cgroup", Options: []string{"ro"}},
 		},
 		Linux: &specs.Linux{
 			Namespaces: []specs.LinuxNamespace{
 				{Type: specs.PIDNamespace}, {Type: specs.IPCNamespace}, {Type: specs.UTSNamespace}, {Type: specs.MountNamespace},
 				{Type: specs.UserNamespace},
 			},
+			Resources: shownLimits(spec.Limits),
 		},
 		Annotations: map[string]string{},
 	}
 	if e.asRoot {
-		// gVisor restores a sandbox only with what stands here; what it really has is given to
-		// its processes, see create.
+		// gVisor restores a sandbox only with this mapping; the real one is given to its
+		// processes, see create.
 		m := idMapping(idShift)
 		s.Linux.UIDMappings, s.Linux.GIDMappings = m, m
 	} else {
@@ -917,13 +906,18 @@ func (e *extension) bundle(name string, spec sandboxer.Spec, skel *skeleton, img
 		s.Root.Path = e.images.empty()
 		s.Annotations["dev.gvisor.spec.rootfs.source"] = img.path
 		s.Annotations["dev.gvisor.spec.rootfs.type"] = "erofs"
+		if has, err := img.hasEtc(); err != nil {
+			return "", err
+		} else if !has {
+			s.Annotations[linkedEtc] = "true"
+		}
 		s.Annotations["dev.gvisor.spec.rootfs.overlay"] = "dir=" + e.layers()
 		if n := spec.Limits.DiskBytes; n > 0 {
 			s.Annotations["dev.gvisor.spec.rootfs.options"] = "size=" + strconv.FormatInt(n, 10)
 		}
 	}
-	// Without a gofer, nobody opens the file that the writable layer is in; without any
-	// directory of this machine, there is no gofer.
+	// Without a gofer, no process opens the file of the writable layer; without any directory
+	// of this machine, there is no gofer.
 	if agentMount {
 		s.Mounts = append(s.Mounts, specs.Mount{Destination: agentDir, Source: skel.agent(), Type: "bind", Options: []string{"bind", "ro"}})
 	} else if img != nil {
@@ -949,14 +943,18 @@ func (e *extension) bundle(name string, spec sandboxer.Spec, skel *skeleton, img
 	return dir, os.WriteFile(filepath.Join(dir, "config.json"), data, 0o600)
 }
 
-// idMapping makes the host's IDs from base on those that begin with 0.
+// linkedEtc is the annotation of a sandbox whose /etc is a link: a file for it, in its writable
+// layer, would hide the link's target. Package runner reads it.
+const linkedEtc = "sandboxer.linked-etc"
+
+// idMapping maps the IDs from 0 on to the host's from base on.
 func idMapping(base uint32) []specs.LinuxIDMapping {
 	return []specs.LinuxIDMapping{{ContainerID: 0, HostID: base, Size: idCount}}
 }
 
-// path is where commands are looked up. Without an image these are the machine's
-// programs, so the broker's own search path counts as far as sandboxes see it: a tool
-// chain in /usr/local, say.
+// path is where commands are looked up. Without an image these are the machine's programs,
+// so it is the broker's own search path as far as sandboxes see it: it may contain a tool
+// chain in /usr/local.
 func (e *extension) path(img *image) string {
 	out := defaultPath
 	if img != nil {
@@ -973,6 +971,30 @@ func (e *extension) path(img *image) string {
 	return out
 }
 
+// shownLimits are the limits that the sandbox's kernel shows; cgroups enforces them.
+func shownLimits(l sandboxer.Limits) *specs.LinuxResources {
+	r := &specs.LinuxResources{}
+	if n := l.MemoryBytes; n > 0 {
+		r.Memory = &specs.LinuxMemory{Limit: &n}
+	}
+	if l.MilliCPU > 0 {
+		quota, period := cpuQuota(l)
+		r.CPU = &specs.LinuxCPU{Quota: &quota, Period: &period}
+	}
+	return r
+}
+
+// shmSize is the size of /dev/shm: its content counts as memory.
+func (e *extension) shmSize(l sandboxer.Limits) int64 {
+	switch {
+	case e.cfg.ShmSize > 0:
+		return e.cfg.ShmSize
+	case l.MemoryBytes > 0:
+		return l.MemoryBytes / 2
+	}
+	return 64 << 20
+}
+
 func rlimits(l sandboxer.Limits) []specs.POSIXRlimit {
 	out := []specs.POSIXRlimit{{Type: "RLIMIT_NOFILE", Soft: 65_536, Hard: 1 << 20}}
 	if l.PIDs > 0 {
@@ -981,7 +1003,7 @@ func rlimits(l sandboxer.Limits) []specs.POSIXRlimit {
 	return out
 }
 
-// mergeEnv returns base with add's variables set, add winning.
+// mergeEnv returns base with add's variables set; add takes precedence.
 func mergeEnv(base, add []string) []string {
 	for _, kv := range add {
 		k, _, _ := strings.Cut(kv, "=")
@@ -995,7 +1017,42 @@ func mergeEnv(base, add []string) []string {
 	return base
 }
 
-// checkUserNamespaces says, before anything is made, why an ordinary user cannot run
+// containerSwitches give a container the rights that sandboxes in it need.
+const containerSwitches = "docker run --cap-add SYS_ADMIN --security-opt seccomp=unconfined -v /sys/fs/cgroup:/sys/fs/cgroup"
+
+// checkRights refuses a process without the rights to make sandboxes.
+func checkRights(asRoot bool) error {
+	if !asRoot {
+		return checkUserNamespaces()
+	}
+	if caps, err := strconv.ParseUint(ownStatus("CapEff"), 16, 64); err == nil && caps>>unix.CAP_SYS_ADMIN&1 == 0 {
+		return sandboxer.E(sandboxer.Unavailable, nil, "this process runs as root but may not mount (the capability SYS_ADMIN is missing), as in a container").
+			WithHint("run sandboxer outside of the container, or give the container more rights: %s", containerSwitches)
+	}
+	return nil
+}
+
+// filtered adds to err that a seccomp filter, of a container for example, may be its cause.
+func filtered(err *sandboxer.Error) *sandboxer.Error {
+	if ownStatus("Seccomp") != "2" {
+		return err
+	}
+	err.Msg += "; the server runs under a filter of system calls (seccomp), as in a container, and gVisor needs calls that such filters refuse"
+	return err.WithHint("run sandboxer outside of the container, or give the container more rights: %s", containerSwitches)
+}
+
+// ownStatus is a field of this process's status, "" if the kernel has no such field.
+func ownStatus(field string) string {
+	data, _ := os.ReadFile("/proc/self/status")
+	for line := range strings.Lines(string(data)) {
+		if name, value, _ := strings.Cut(line, ":"); name == field {
+			return strings.TrimSpace(value)
+		}
+	}
+	return ""
+}
+
+// checkUserNamespaces reports, before anything is made, why an ordinary user cannot run
 // sandboxes here.
 func checkUserNamespaces() error {
 	if data, err := os.ReadFile("/proc/sys/user/max_user_namespaces"); err == nil && strings.TrimSpace(string(data)) == "0" {

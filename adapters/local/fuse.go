@@ -14,7 +14,7 @@ import (
 )
 
 // Renew implements sandboxer.Renewer. The fuse is in the sandbox's first process: it
-// needs no broker to blow. What remains then, the next broker clears.
+// needs no broker to end the sandbox. The next broker clears what then remains.
 func (e *extension) Renew(ctx context.Context, h sandboxer.Handle, until time.Time) error {
 	b, unlock, err := e.alone(ctx, h)
 	if err != nil {
@@ -31,12 +31,12 @@ func (e *extension) Renew(ctx context.Context, h sandboxer.Handle, until time.Ti
 		return diskError(err, "writing the sandbox's record")
 	}
 	if e.frozen(name) != "" {
-		return nil // it is lit when the sandbox is thawed
+		return nil // it is set when the sandbox is thawed
 	}
 	return b.setFuse(ctx, until)
 }
 
-// setFuse tells the sandbox's first process its fuse: a zero time means none.
+// setFuse sets the fuse of the sandbox's first process: a zero time means none.
 func (b *liveSandbox) setFuse(ctx context.Context, until time.Time) error {
 	b.mu.Lock()
 	b.fuse = until
@@ -50,20 +50,20 @@ func (b *liveSandbox) setFuse(ctx context.Context, until time.Time) error {
 			return b.within(ctx, false, func(ctx context.Context) error { return b.agent.Init(ctx, agent.Settings{Fuse: &until}) })
 		}
 		ws, err := b.run(ctx, ownCapabilities, nil, pausePath, "fuse", strconv.FormatInt(fuseSeconds(until), 10))
-		if err = b.lost(ctx, err, "moving the sandbox's fuse"); err != nil {
+		if err = b.lost(ctx, err, "moving the sandbox's deadline"); err != nil {
 			return err
 		}
 		if ws != 0 {
-			return sandboxer.E(sandboxer.Unavailable, nil, "moving the sandbox's fuse failed: status %#x", uint32(ws))
+			return sandboxer.E(sandboxer.Unavailable, nil, "moving the sandbox's deadline failed: status %#x", uint32(ws))
 		}
-		// The agent may have woken meanwhile, and does not heed that signal.
+		// The agent may have started meanwhile, and ignores that signal.
 		if awake, err = b.agentAwake(ctx); err != nil || !awake {
 			return err
 		}
 	}
 }
 
-// agentAwake reports whether the sandbox's first process is the agent by now.
+// agentAwake reports whether the sandbox's first process has become the agent.
 func (b *liveSandbox) agentAwake(ctx context.Context) (bool, error) {
 	if b.awake.Load() {
 		return true, nil
@@ -79,8 +79,8 @@ func (b *liveSandbox) agentAwake(ctx context.Context) (bool, error) {
 	return true, nil
 }
 
-// tellFuse tells the agent of an older build, which begins with the fuse of its sandbox's
-// create, the present one, over a connection that is used for that alone.
+// tellFuse sends the current fuse to the agent of an older build, which starts with the
+// fuse of its sandbox's create. It uses the connection for nothing else.
 func (b *liveSandbox) tellFuse(ctx context.Context, conn net.Conn) error {
 	b.mu.Lock()
 	fuse := b.fuse

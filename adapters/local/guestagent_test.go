@@ -18,7 +18,7 @@ import (
 	"github.com/sand-boxer/sandboxer/agent"
 )
 
-// seize is what root inside tries on the agent's programs; each line must fail.
+// seize is a list of root's attempts inside on the agent's programs; each line must fail.
 const seize = `
 cd /
 d=/.sandboxer; a=$d/sandboxer-agent
@@ -45,8 +45,8 @@ unshare -Urm sh -c "mount --bind /m $d" 2>/dev/null
 chroot /m /sandboxer-agent 2>/dev/null && took chroot
 true`
 
-// TestGuestRootCannotReplaceTheAgent lets root of sandboxes of every origin try to put
-// something in the place of the agent's programs.
+// TestGuestRootCannotReplaceTheAgent lets root of sandboxes of every origin try to replace
+// the agent's programs.
 func TestGuestRootCannotReplaceTheAgent(t *testing.T) {
 	e := openTest(t)
 	check := func(t *testing.T, h sandboxer.Handle) {
@@ -102,7 +102,7 @@ func TestGuestRootCannotReplaceTheAgent(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		// An image that brings an agent of its own.
+		// An image that contains an agent of its own.
 		if err := os.MkdirAll(filepath.Join(root, agentDir), 0o777); err != nil {
 			t.Fatal(err)
 		}
@@ -115,13 +115,13 @@ func TestGuestRootCannotReplaceTheAgent(t *testing.T) {
 	})
 }
 
-// TestGuestRootCannotAnswerForTheAgent lets root inside take the name at which the agent takes
-// its connections, before the agent has started and while it runs, and in a copy: nothing is handed to
-// it and nothing that it says believed, and the sandbox says what is wrong.
+// TestGuestRootCannotAnswerForTheAgent lets root inside listen at the agent's name, before the agent
+// has started and while it runs, and in a copy: it gets no connection and its answers are not trusted,
+// and the error says what is wrong.
 func TestGuestRootCannotAnswerForTheAgent(t *testing.T) {
 	e := openTest(t)
 	socket := agentSocket(true)
-	forget := func(h sandboxer.Handle) { // connections that wait to be used are the agent's
+	forget := func(h sandboxer.Handle) { // unused connections belong to the agent
 		t.Helper()
 		b, err := e.of(h)
 		if err != nil {
@@ -148,7 +148,7 @@ func TestGuestRootCannotAnswerForTheAgent(t *testing.T) {
 	look := func(what string, h sandboxer.Handle) {
 		t.Helper()
 		_, err := e.StatFile(t.Context(), h, "/bin")
-		if err != nil && (sandboxer.KindOf(err) != sandboxer.Failed || !strings.Contains(err.Error(), "taken the place of its agent")) {
+		if err != nil && (sandboxer.KindOf(err) != sandboxer.Failed || !strings.Contains(err.Error(), "replaced its agent")) {
 			t.Errorf("%s: %v", what, err)
 		}
 		if given := sh(t, e, h, "cat "+socket+".given 2>/dev/null; true"); given != "" {
@@ -175,7 +175,7 @@ func TestGuestRootCannotAnswerForTheAgent(t *testing.T) {
 	}
 	end()
 
-	// The agent of a copy is still known for what it is.
+	// The agent of a copy is still recognised.
 	up := up(t, e, sandboxer.Spec{})
 	if _, err := e.StatFile(t.Context(), up, "/bin"); err != nil {
 		t.Fatal(err)
@@ -187,7 +187,7 @@ func TestGuestRootCannotAnswerForTheAgent(t *testing.T) {
 	}
 	end = impersonated(twin)
 	look("a copy", twin)
-	// Without it there is no sandbox.
+	// Without it the sandbox ends.
 	_, _ = e.Exec(t.Context(), twin, sandboxer.Cmd{Args: []string{"sh", "-c", "kill -9 1; sleep 1000"}})
 	for late := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
 		if l, err := e.IsAlive(t.Context(), twin); l == sandboxer.Gone {
@@ -199,8 +199,8 @@ func TestGuestRootCannotAnswerForTheAgent(t *testing.T) {
 	end()
 }
 
-// TestNobodyInsideIsAboveTheGuests looks at the capabilities of all that a sandbox runs but
-// its first process: they are the guests' own set, or less.
+// TestNobodyInsideIsAboveTheGuests checks the capabilities of all processes of a sandbox except
+// its first: they are the guests' own set, or less.
 func TestNobodyInsideIsAboveTheGuests(t *testing.T) {
 	e := openTest(t)
 	h := up(t, e, sandboxer.Spec{Command: []string{"sleep", "1000"}, Limits: sandboxer.Limits{PIDs: 64}})
@@ -220,7 +220,7 @@ func TestNobodyInsideIsAboveTheGuests(t *testing.T) {
 			if _, err := fmt.Sscanf(strings.TrimSpace(hex), "%x", &caps); err != nil {
 				t.Errorf("%q: %v", line, err)
 			}
-			caps &= 1<<agent.TagShift - 1 // what is above is a command's tag
+			caps &= 1<<agent.TagShift - 1 // the bits above are a command's tag
 			if n++; caps&^want != 0 {
 				t.Errorf("%s of a process inside is %x; guests have %x", name, caps, want)
 			}
@@ -244,12 +244,12 @@ func TestNobodyInsideIsAboveTheGuests(t *testing.T) {
 	all(t, restored(t, e, sandboxer.Spec{Limits: sandboxer.Limits{PIDs: 64}}, snapshot(t, e, h)))
 }
 
-// TestCancelFindsWhatHid: a cancel ends what a command started also where that has left
-// its process tree and its session and dropped its environment; nothing else of the sandbox.
+// TestCancelFindsWhatHid: a cancel also ends processes of a command that have left its process
+// tree and its session and dropped its environment; nothing else of the sandbox.
 func TestCancelFindsWhatHid(t *testing.T) {
 	e := openTest(t)
 	h := up(t, e, sandboxer.Spec{})
-	sh(t, e, h, "setsid env -i sleep 4001 >/dev/null 2>&1 & sleep 0.1") // of a command that ended by itself
+	sh(t, e, h, "setsid env -i sleep 4001 >/dev/null 2>&1 & sleep 0.1") // of a command that ended on its own
 	for _, tt := range []struct {
 		name, script string
 		tty          *sandboxer.WinSize

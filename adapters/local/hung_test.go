@@ -42,7 +42,7 @@ func haltProcess(t *testing.T, pid int) (goOn func()) {
 	}
 }
 
-// hasty has the sandbox of h be given up for unresponsive soon.
+// hasty makes the sandbox of h count as unresponsive soon.
 func hasty(t *testing.T, e *extension, h sandboxer.Handle) *liveSandbox {
 	t.Helper()
 	b, err := e.of(h)
@@ -55,14 +55,14 @@ func hasty(t *testing.T, e *extension, h sandboxer.Handle) *liveSandbox {
 	return b
 }
 
-// patient takes that back: what is to answer may take its time on a busy machine.
+// patient reverts that: answers may take their time on a busy machine.
 func patient(b *liveSandbox) {
 	b.pulse.mu.Lock()
 	defer b.pulse.mu.Unlock()
 	b.pulse.every, b.pulse.patience = pulseEvery, commandPatience
 }
 
-// allEnd makes calls at once, each of which must end soon, as unavailable or as it may.
+// allEnd makes calls at once. Each must end soon, as unavailable or with an accepted error.
 func allEnd(t *testing.T, calls map[string]func(context.Context) error, may func(error) bool) {
 	t.Helper()
 	ended := make(chan struct{}, len(calls))
@@ -84,16 +84,39 @@ func allEnd(t *testing.T, calls map[string]func(context.Context) error, may func
 	}
 }
 
-// Every call into a sandbox whose kernel hangs ends, takes nothing with it, and says why. What
-// should have been killed is, when it goes on.
+// A command ends when its caller says so, even if the sandbox's file server does not answer, and if the program that
+// ends commands does not end itself.
+func TestTimeCountsWithoutFiles(t *testing.T) {
+	e := openTest(t)
+	h := up(t, e, sandboxer.Spec{})
+	b, err := e.of(h)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer haltProcess(t, int(b.c.GoferPid.Load()))()
+	b.killers <- struct{}{} // as if a program that ends commands waited for its file
+	b.killers <- struct{}{}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	begun := time.Now()
+	_, err = e.Exec(ctx, h, sandboxer.Cmd{Args: []string{"sh", "-c", "ls -R /usr; exec sleep 1000"}})
+	if took := time.Since(begun); err == nil || took > 4*pulseEvery {
+		t.Errorf("%v after %s", err, took)
+	}
+	<-b.killers
+	<-b.killers
+}
+
+// Every call into a sandbox whose kernel hangs ends, leaves nothing behind, and says why. Pending
+// kills happen when it continues.
 func TestHungSandbox(t *testing.T) {
 	e := openTest(t)
 	h := up(t, e, sandboxer.Spec{})
 	if err := e.WriteFile(t.Context(), h, "/tmp/x", 0o600, strings.NewReader("x")); err != nil { // wakes the agent
 		t.Fatal(err)
 	}
-	// Three commands run: one whose caller leaves meanwhile, one whose caller waits for
-	// longer than that is of use, one that is there to see what becomes of its like.
+	// Three commands run: one whose caller leaves meanwhile, one whose caller waits longer
+	// than is useful, one as a control.
 	start := func(ctx context.Context, name string) <-chan error {
 		out, in := io.Pipe()
 		done := make(chan error, 1)
@@ -153,7 +176,7 @@ func TestHungSandbox(t *testing.T) {
 		"snapshot": func(ctx context.Context) error { _, err := e.Snapshot(ctx, h, "s"); return err },
 		"network":  func(ctx context.Context) error { return e.SetNetwork(ctx, h, allow("192.0.2.1")) },
 	}
-	// Twice: before it is known and after it is.
+	// Twice: before and after this is known.
 	for range 2 {
 		allEnd(t, calls, func(error) bool { return false })
 	}
@@ -198,7 +221,7 @@ func TestHungSandbox(t *testing.T) {
 			t.Fatalf("a command without a caller still runs: %s", ps)
 		}
 	}
-	// Nobody else stands still for that.
+	// No other process is stopped for that.
 	ticks := sh(t, e, h, "wc -c </tmp/ticks")
 	for end := time.Now().Add(time.Minute); sh(t, e, h, "wc -c </tmp/ticks") == ticks; time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(end) {
@@ -210,15 +233,14 @@ func TestHungSandbox(t *testing.T) {
 	}
 }
 
-// keptWires is how many descriptors connections to an agent take that wait to be used.
+// keptWires is how many descriptors the unused connections to an agent take.
 const keptWires = 4 * 32
 
 // keptConns is how many goroutines the connections take that are kept for a while after use.
 const keptConns = 12
 
-// Every call ends also in a sandbox to which nobody serves the machine's files, done or
-// unavailable. It is known for what it is, all goes on when somebody does again, and it can be
-// torn down meanwhile.
+// Every call also ends in a sandbox without a working file server, done or unavailable. The sandbox
+// is reported as such, everything continues when the server does, and it can be torn down meanwhile.
 func TestHungGofer(t *testing.T) {
 	e := openTest(t)
 	h := up(t, e, sandboxer.Spec{})
@@ -259,7 +281,7 @@ func TestHungGofer(t *testing.T) {
 		},
 		"stats": func(ctx context.Context) error { _, err := e.Stats(ctx, h); return err },
 	}
-	alone := map[string]func(context.Context) error{ // others are told of a frozen one
+	alone := map[string]func(context.Context) error{ // calls that need a sandbox that is not frozen
 		"snapshot": func(ctx context.Context) error { _, err := e.Snapshot(ctx, h, "s"); return err },
 		"freeze":   func(ctx context.Context) error { return e.Pause(ctx, h) },
 	}
@@ -275,7 +297,7 @@ func TestHungGofer(t *testing.T) {
 			}
 		}
 	}
-	allEnd(t, calls, func(err error) bool { return err == nil }) // what is known inside is served yet
+	allEnd(t, calls, func(err error) bool { return err == nil }) // cached files are still served
 	is(sandboxer.Unresponsive)
 	for _, which := range []map[string]func(context.Context) error{calls, alone} {
 		allEnd(t, which, func(error) bool { return false })
@@ -306,8 +328,8 @@ func TestHungGofer(t *testing.T) {
 	is(sandboxer.Gone)
 }
 
-// TestCommandsOfASandboxThatDies: commands whose sandbox loses its kernel or its files are lost.
-// None of them was killed on its own account, as 137 would say.
+// TestCommandsOfASandboxThatDies: commands whose sandbox loses its kernel or its files are lost. None
+// of them was killed individually, as 137 would say.
 func TestCommandsOfASandboxThatDies(t *testing.T) {
 	for name, victim := range map[string]func(*liveSandbox) int{
 		"kernel": func(b *liveSandbox) int { return b.pid },
@@ -334,7 +356,7 @@ func TestCommandsOfASandboxThatDies(t *testing.T) {
 			if _, err := io.ReadFull(said, make([]byte, 3*n)); err != nil {
 				t.Fatal(err)
 			}
-			// Others begin and end meanwhile: whatever they see, none was killed.
+			// Others begin and end meanwhile: none of them was killed, whatever they see.
 			for range 4 {
 				wg.Go(func() {
 					for {
@@ -361,8 +383,8 @@ func TestCommandsOfASandboxThatDies(t *testing.T) {
 	}
 }
 
-// TestEndsWithItsFiles: a sandbox whose process that serves it its files has ended is gone, also where its
-// kernel does not see to that itself; whether a broker runs then, or only later.
+// TestEndsWithItsFiles: a sandbox whose file server process has ended is gone, even if its kernel does not
+// notice; whether a broker runs then, or only later.
 func TestEndsWithItsFiles(t *testing.T) {
 	needsGVisor(t)
 	dir := shortDir(t)
@@ -441,7 +463,7 @@ func TestHungSandboxIsTornDown(t *testing.T) {
 	}
 }
 
-// What is to end with a context is ended until it has: one kill may come too early.
+// untilEnded repeats the kill until the process has ended: one kill may come too early.
 func TestUntilEnded(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	kills := make(chan int)
@@ -458,11 +480,11 @@ func TestUntilEnded(t *testing.T) {
 		}
 	}()
 	stop()
-	close(kills) // nobody kills any more
+	close(kills) // from here on there are no kills
 	untilEnded(t.Context(), func() { t.Error("killed though nobody called it off") })()
 }
 
-// Commands that run take no threads of this process's.
+// Running commands take no threads of this process.
 func TestCommandsTakeNoThreads(t *testing.T) {
 	e := openTest(t)
 	h := up(t, e, sandboxer.Spec{Limits: sandboxer.Limits{PIDs: 2048}})
@@ -502,7 +524,7 @@ func TestCommandsTakeNoThreads(t *testing.T) {
 	wg.Wait()
 }
 
-// What no answer of the kernel inside proves is told from what one does.
+// Errors that no answer of the kernel inside proves are distinguished from those that one does.
 func TestAnswersOfTheKernel(t *testing.T) {
 	e := openTest(t)
 	h := up(t, e, sandboxer.Spec{})
@@ -519,8 +541,8 @@ func TestAnswersOfTheKernel(t *testing.T) {
 	}
 }
 
-// Commands that are started at once take as few descriptors as those that run, however long
-// their sandbox takes to start them, and all of them run in the end.
+// Commands that start at once take as few descriptors as running ones, however long their sandbox
+// takes to start them, and all of them run in the end.
 func TestStartsInTurn(t *testing.T) {
 	e := openTest(t)
 	h := up(t, e, sandboxer.Spec{})
@@ -531,7 +553,7 @@ func TestStartsInTurn(t *testing.T) {
 	}
 	before := look(t, e).fds
 	goOn := halt(t, b)
-	const n, of = 80, 8 // descriptors of one that is being started: three pipes, two ends each, /dev/null, a connection
+	const n, of = 80, 8 // descriptors of a starting one: three pipes, two ends each, /dev/null, a connection
 	var wg sync.WaitGroup
 	for range n {
 		wg.Go(func() {
@@ -553,7 +575,7 @@ func TestStartsInTurn(t *testing.T) {
 	wg.Wait()
 }
 
-// attending is how many calls wait for an answer of b's.
+// attending is how many calls wait for an answer of b's kernel.
 func attending(b *liveSandbox) int {
 	b.pulse.mu.Lock()
 	defer b.pulse.mu.Unlock()

@@ -23,24 +23,24 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/mounts"
 )
 
-// Where the broker is root, each sandbox has a range of host user and group IDs of its
-// own: whoever breaks out of its kernel or file server is, on this machine, somebody who
-// owns nothing but what is this sandbox's, and cannot signal or trace another's processes.
-// The record has the first ID of the range; the sandbox's ID 0 becomes that one.
+// If the broker is root, each sandbox has a range of host user and group IDs of its own: a
+// process that breaks out of its kernel or file server is, on this machine, a user that owns
+// only this sandbox's files, and cannot signal or trace the processes of others. The record
+// has the first ID of the range; the sandbox's ID 0 becomes that one.
 //
-// What sandboxes are shown of a skeleton belongs to the IDs from idShift on, on the disk.
-// A mount of the skeleton that maps these to the sandbox's own is made for each one, and
-// taken away when its file server has it.
+// A skeleton's files belong, on the disk, to the IDs from idShift on. For each sandbox a
+// mount of the skeleton maps these to the sandbox's own, and is removed once the sandbox's
+// file server has it.
 
-// idRanges hands out ranges. What is taken is noted for the whole machine, as links in a
-// directory that all installations share: their names are the first IDs, and they lead to
-// the directories of the sandboxes.
+// idRanges allocates ranges. Claims are for the whole machine: links in a directory that all
+// installations share. Their names are the first IDs, and they point to the directories of
+// the sandboxes.
 type idRanges struct {
 	dir    string
 	base   uint32
 	count  int
 	mounts string // where skeletons are mounted for single sandboxes
-	why    error  // why this machine cannot do it; nil if it can
+	why    error  // why this machine does not support it; nil if it does
 
 	mu      sync.Mutex
 	spaces  map[uint32]*os.File // user namespaces that map idShift to a range
@@ -48,10 +48,10 @@ type idRanges struct {
 	leaving sync.WaitGroup
 }
 
-// maxSpaces bounds how many user namespaces are kept for the next sandbox of a range.
+// maxSpaces bounds the user namespaces that are kept for the next sandbox of a range.
 const maxSpaces = 64
 
-// newIDRanges prepares ranges, and tries whether this machine can do it for skel.
+// newIDRanges prepares ranges, and tests whether this machine supports them for skel.
 func newIDRanges(cfg Config, mounts string, skel *skeleton) *idRanges {
 	r := &idRanges{
 		dir: filepath.Join(filepath.Dir(mounts), "ids"), base: uint32(cfg.UIDBase), count: cfg.UIDRanges,
@@ -83,11 +83,11 @@ func mapped(file string, base uint32, count int) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("the IDs %d to %d are not all there in this user namespace (%s)", first, after-1, file)
+	return fmt.Errorf("this user namespace does not have all IDs from %d to %d (%s)", first, after-1, file)
 }
 
-// take finds a range that nobody has, writes it down with note, and claims it for the
-// sandbox whose directory is box. Kinds: Exhausted when there is none; that of ctx's end.
+// take finds a free range, records it with note, and claims it for the sandbox whose
+// directory is box. Kinds: Exhausted when there is none; that of ctx's end.
 func (r *idRanges) take(ctx context.Context, box string, note func(base uint32) error) error {
 	unlock, err := r.lock(ctx)
 	if err != nil {
@@ -96,14 +96,14 @@ func (r *idRanges) take(ctx context.Context, box string, note func(base uint32) 
 	defer unlock()
 	claimed, err := r.claims()
 	if err != nil {
-		return sandboxer.E(sandboxer.Unavailable, err, "what user IDs other sandboxes have cannot be read")
+		return sandboxer.E(sandboxer.Unavailable, err, "the user IDs of other sandboxes cannot be read")
 	}
 	claim := func(base uint32) error {
 		if err := note(base); err != nil {
 			return err
 		}
 		if err := os.Symlink(box, r.link(base)); err != nil {
-			return diskError(err, "noting the sandbox's user IDs")
+			return diskError(err, "recording the sandbox's user IDs")
 		}
 		return nil
 	}
@@ -113,7 +113,7 @@ func (r *idRanges) take(ctx context.Context, box string, note func(base uint32) 
 			return claim(base)
 		}
 	}
-	// What belongs to directories that somebody has removed by hand.
+	// Claims of directories that were removed by hand.
 	for i := range r.count {
 		base := r.base + uint32(i)*idCount
 		if owner, ok := claimed[base]; ok && owner != box && !inUse(base) {
@@ -121,17 +121,17 @@ func (r *idRanges) take(ctx context.Context, box string, note func(base uint32) 
 				continue
 			}
 			if err := os.Remove(r.link(base)); err != nil {
-				return diskError(err, "taking user IDs that nobody has any more")
+				return diskError(err, "taking user IDs that no sandbox uses any more")
 			}
 			return claim(base)
 		}
 	}
-	return sandboxer.E(sandboxer.Exhausted, nil, "all %d ranges of user IDs for sandboxes on this machine are taken", r.count).
+	return sandboxer.E(sandboxer.Exhausted, nil, "all %d ranges of user IDs for sandboxes on this machine are in use", r.count).
 		WithHint("destroy sandboxes, or raise uid_ranges of the extension")
 }
 
-// retake claims the range of a sandbox that is there, if the claim is gone: somebody may
-// have emptied the directory.
+// retake claims the range of an existing sandbox, if the claim is gone: the directory may
+// have been emptied.
 func (r *idRanges) retake(ctx context.Context, box string, base uint32) error {
 	if owner, err := os.Readlink(r.link(base)); err == nil && owner == box {
 		return nil
@@ -144,11 +144,11 @@ func (r *idRanges) retake(ctx context.Context, box string, base uint32) error {
 	if err := os.Symlink(box, r.link(base)); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
-	return nil // whoever has it now was there first; see inUse
+	return nil // its present owner was first; see inUse
 }
 
-// giveBack ends the claim of the sandbox whose directory is box, of which nothing may be
-// left but that.
+// giveBack ends the claim of the sandbox whose directory is box. Only that directory may be
+// left of it.
 func (r *idRanges) giveBack(box string, base uint32) error {
 	if owner, err := os.Readlink(r.link(base)); err != nil || owner != box {
 		return nil // there is none
@@ -159,7 +159,7 @@ func (r *idRanges) giveBack(box string, base uint32) error {
 	return nil
 }
 
-// giveBackAll does so for a sandbox of which it is not known what it has.
+// giveBackAll does so for a sandbox whose range is not known.
 func (r *idRanges) giveBackAll(box string) error {
 	claimed, err := r.claims()
 	errs := []error{err}
@@ -175,7 +175,7 @@ func (r *idRanges) link(base uint32) string {
 	return filepath.Join(r.dir, strconv.FormatUint(uint64(base), 10))
 }
 
-// claims returns what is taken, and the directories of the sandboxes.
+// claims returns the claimed ranges, and the directories of their sandboxes.
 func (r *idRanges) claims() (map[uint32]string, error) {
 	entries, err := os.ReadDir(r.dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -193,23 +193,24 @@ func (r *idRanges) claims() (map[uint32]string, error) {
 	return out, nil
 }
 
-// inUse reports whether a process on this machine runs as the user: what is left of a
-// sandbox that nobody knows any more.
+// inUse reports whether a process on this machine runs as the user: remains of an unknown
+// sandbox.
 func inUse(uid uint32) bool {
 	_, err := unix.Getpriority(unix.PRIO_USER, int(uid))
 	return !errors.Is(err, unix.ESRCH)
 }
 
-// lock excludes all other installations of this machine from taking ranges.
+// lock keeps other installations of this machine from taking ranges.
 func (r *idRanges) lock(ctx context.Context) (unlock func(), err error) {
 	var l *filelock.Lock
 	err = filelock.Wait(ctx, func() error {
-		if err := os.MkdirAll(r.dir, 0o700); err != nil {
-			return err
+		err := os.MkdirAll(r.dir, 0o700)
+		var f *os.File
+		if err == nil {
+			f, err = os.Open(r.dir)
 		}
-		f, err := os.Open(r.dir)
 		if errors.Is(err, fs.ErrNotExist) {
-			return filelock.ErrReplaced // removed by the last one to leave
+			return filelock.ErrReplaced // the last process to close removed it, or the directory above it
 		}
 		if err != nil {
 			return err
@@ -225,14 +226,14 @@ func (r *idRanges) lock(ctx context.Context) (unlock func(), err error) {
 	case ctx.Err() != nil:
 		return nil, sandboxer.E(sandboxer.KindOf(ctx.Err()), context.Cause(ctx), "another process is taking user IDs for a sandbox")
 	}
-	return nil, sandboxer.E(sandboxer.Unavailable, err, "the list of user IDs that sandboxes have, %s, cannot be locked", r.dir)
+	return nil, sandboxer.E(sandboxer.Unavailable, err, "the list of user IDs of sandboxes, %s, cannot be locked", r.dir)
 }
 
-// boxMounts is where, among the mounts of an installation, skeletons, and what else a sandbox
-// is given of this machine, are mounted for single sandboxes: "<name>.<process>.<number>", for as long as a create takes.
+// boxMounts is where, among the mounts of an installation, skeletons and other parts of this machine are mounted for
+// single sandboxes: "<name>.<process>.<number>", while a create runs.
 const boxMounts = "box"
 
-// place returns where something is going to be mounted for the sandbox called name.
+// place returns a new mount point for the sandbox called name.
 func (r *idRanges) place(name string) string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -240,8 +241,8 @@ func (r *idRanges) place(name string) string {
 	return filepath.Join(r.mounts, fmt.Sprintf("%s.%d.%d", name, os.Getpid(), r.placed))
 }
 
-// show mounts skel at a place, as it is for the range at base. whole says whether the
-// directories of this machine are wanted, too.
+// show mounts skel at a place, mapped to the range at base. whole includes the directories
+// of this machine.
 func (r *idRanges) show(skel *skeleton, at string, base uint32, whole bool) error {
 	if err := walkable(at); err != nil {
 		return err
@@ -254,19 +255,19 @@ func (r *idRanges) show(skel *skeleton, at string, base uint32, whole bool) erro
 	return os.NewSyscallError("move_mount", unix.MoveMount(fd, "", unix.AT_FDCWD, at, unix.MOVE_MOUNT_F_EMPTY_PATH))
 }
 
-// leave takes away what was mounted at a place; whoever uses it, keeps it. That takes
-// milliseconds of waiting, which nobody waits for.
+// leave unmounts a place in the background, since that waits for milliseconds; processes
+// that use the mount keep it.
 func (r *idRanges) leave(at string) {
-	r.leaving.Go(func() { _ = unshow(at) }) // what it leaves, remove finds
+	r.leaving.Go(func() { _ = unshow(at) }) // remove finds what stays
 }
 
-// unshow takes away what show has made.
+// unshow removes a mount of show.
 func unshow(at string) error {
 	if err := unix.Unmount(at, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
 		return err
 	}
 	err := unix.Rmdir(at)
-	if errors.Is(err, unix.ENOTDIR) { // where a file was mounted
+	if errors.Is(err, unix.ENOTDIR) { // a file was mounted
 		err = unix.Unlink(at)
 	}
 	if err != nil && !errors.Is(err, unix.ENOENT) {
@@ -275,7 +276,7 @@ func unshow(at string) error {
 	return nil
 }
 
-// unshowAll takes away what a process that died has left mounted for the sandbox.
+// unshowAll removes the sandbox's mounts that a dead process has left.
 func (r *idRanges) unshowAll(name string) error {
 	entries, err := os.ReadDir(r.mounts)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -290,7 +291,7 @@ func (r *idRanges) unshowAll(name string) error {
 	return errors.Join(errs...)
 }
 
-// open returns a mount of the tree at root, without a place yet, whose files belong to the
+// open returns a mount of the tree at root, not yet attached, with files that belong to the
 // range at base.
 func (r *idRanges) open(root string, base uint32, whole bool) (int, error) {
 	r.mu.Lock()
@@ -316,8 +317,8 @@ func (r *idRanges) open(root string, base uint32, whole bool) (int, error) {
 	if err != nil {
 		return -1, os.NewSyscallError("open_tree", err)
 	}
-	// The skeleton's own files only: those of this machine belong to nobody inside.
-	// All sandboxes see the same ones, which each of them would otherwise own.
+	// Only the skeleton's own files: those of this machine belong to no user inside. All
+	// sandboxes see the same ones, and each would otherwise own them.
 	attr := &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_IDMAP | unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV, Userns_fd: uint64(space.Fd())}
 	if err := unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, attr); err != nil {
 		unix.Close(fd)
@@ -326,7 +327,7 @@ func (r *idRanges) open(root string, base uint32, whole bool) (int, error) {
 	return fd, nil
 }
 
-// canMap fails if mounts of what is open cannot map user IDs.
+// canMap fails if mounts of the open file cannot map user IDs.
 func (r *idRanges) canMap(fd int) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -343,7 +344,7 @@ func (r *idRanges) canMap(fd int) error {
 	return os.NewSyscallError("mount_setattr", unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH, attr))
 }
 
-// close ends what this process holds.
+// close closes what this process holds.
 func (r *idRanges) close() {
 	r.leaving.Wait()
 	r.mu.Lock()

@@ -19,7 +19,7 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// ownIDs skips where sandboxes cannot have user IDs of their own.
+// ownIDs skips a test if sandboxes cannot have user IDs of their own.
 func ownIDs(t *testing.T, e *extension) {
 	t.Helper()
 	if !e.asRoot {
@@ -30,8 +30,8 @@ func ownIDs(t *testing.T, e *extension) {
 	}
 }
 
-// idsOf returns the user and group IDs that a sandbox's processes and what they have open
-// have on this machine, but root's.
+// idsOf returns the user and group IDs of a sandbox's processes and their open files on
+// this machine, except root's.
 func idsOf(t *testing.T, e *extension, h sandboxer.Handle) map[uint32]string {
 	t.Helper()
 	b, err := e.of(h)
@@ -102,8 +102,8 @@ func within(t *testing.T, e *extension, h sandboxer.Handle) uint32 {
 	if to, err := os.Readlink(e.ids.link(rec.IDBase)); err != nil || to != e.dir("box", h.Ref) {
 		t.Errorf("the claim of its IDs: %q, %v", to, err)
 	}
-	// What all sandboxes are shown, none can change: not even through a file server that is
-	// in the hands of its guest.
+	// No sandbox can change the files that all share: not even through a file server that
+	// its guest controls.
 	b, err := e.of(h)
 	if err != nil {
 		t.Fatal(err)
@@ -123,11 +123,11 @@ func within(t *testing.T, e *extension, h sandboxer.Handle) uint32 {
 	return rec.IDBase
 }
 
-// owners is how files of a sandbox look inside.
+// owners returns the owners of a sandbox's files as seen inside.
 const owners = "stat -c '%n %u %g %a' / /etc /etc/passwd /home/user /tmp /workspace /.sandboxer/sandboxer-agent /workspace/mine 2>/dev/null || true"
 
-// TestUserIDsOfItsOwn looks at what sandboxes are to this machine: processes and files of
-// one have nothing of another's.
+// TestUserIDsOfItsOwn checks sandboxes from this machine's side: processes and files of one
+// have no ID of another's.
 func TestUserIDsOfItsOwn(t *testing.T) {
 	e := openTest(t)
 	ownIDs(t, e)
@@ -154,7 +154,7 @@ func TestUserIDsOfItsOwn(t *testing.T) {
 	}
 	from := alone(t, e, "the first", first)
 	alone(t, e, "the second", second)
-	// What one of them is on this machine cannot signal the other.
+	// On this machine a process of one cannot signal the other.
 	other, err := e.of(second)
 	if err != nil {
 		t.Fatal(err)
@@ -189,7 +189,7 @@ func TestUserIDsOfItsOwn(t *testing.T) {
 		t.Errorf("on an image the agent's programs belong to %s inside", got)
 	}
 
-	// Another broker knows them, also where the list was lost.
+	// Another broker knows them, even if the list was lost.
 	if err := os.Remove(e.ids.link(from)); err != nil {
 		t.Fatal(err)
 	}
@@ -200,7 +200,7 @@ func TestUserIDsOfItsOwn(t *testing.T) {
 	}
 	alone(t, next, "one of another broker", up(t, next, sandboxer.Spec{}))
 
-	// Nothing of it stays.
+	// Nothing of it remains.
 	if _, err := next.Teardown(t.Context(), first); err != nil {
 		t.Fatal(err)
 	}
@@ -209,7 +209,7 @@ func TestUserIDsOfItsOwn(t *testing.T) {
 	}
 }
 
-// TestSharedUserIDs: sandboxes of builds that had the same IDs for all go on, and are
+// TestSharedUserIDs: sandboxes of builds with the same IDs for all continue, and are
 // restored with IDs of their own; and the other way round.
 func TestSharedUserIDs(t *testing.T) {
 	e := openTest(t)
@@ -248,7 +248,7 @@ func TestSharedUserIDs(t *testing.T) {
 	}
 }
 
-// TestUserIDsRunOut: as many sandboxes as there are ranges, and then an answer that says so.
+// TestUserIDsRunOut: there can be as many sandboxes as ranges; then the error says so.
 func TestUserIDsRunOut(t *testing.T) {
 	needsGVisor(t)
 	dir := shortDir(t)
@@ -273,10 +273,10 @@ func TestUserIDsRunOut(t *testing.T) {
 	}
 }
 
-// testUIDBase is a range of IDs that only this process tests with, in all likelihood.
+// testUIDBase is a range of IDs that most likely only this process tests with.
 func testUIDBase() int { return 0x3000_0000 + os.Getpid()%4000*4*idCount }
 
-// TestUserIDRanges: whoever takes a range is alone with it, whatever has become of others.
+// TestUserIDRanges: a claimed range has only one owner, whatever has become of others.
 func TestUserIDRanges(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("other users' processes need root")
@@ -298,7 +298,7 @@ func TestUserIDRanges(t *testing.T) {
 		const n = 32
 		sized := open
 		open := func() *idRanges {
-			r := sized(n) // an installation of its own
+			r := sized(n) // a separate installation
 			r.base = 0x2000_0000
 			return r
 		}
@@ -407,7 +407,7 @@ func TestUserIDRanges(t *testing.T) {
 	})
 }
 
-// TestUserIDsMapped: in a container of its own a server may not have the IDs.
+// TestUserIDsMapped: in a container a server may not have the IDs.
 func TestUserIDsMapped(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "map")
 	for _, tt := range []struct {
@@ -437,12 +437,12 @@ func TestUserIDSettings(t *testing.T) {
 	}{
 		{defaultUIDBase, defaultUIDRanges, true},
 		{165_536, 10, true},
-		{65_536, 1, false},    // what older sandboxes have
+		{65_536, 1, false},    // those of older sandboxes
 		{100_000, 1, false},   // the same
-		{165_535, 1, false},   // the last of them
-		{65_536, 2000, false}, // over it
+		{165_535, 1, false},   // the last one of these
+		{65_536, 2000, false}, // beyond it
 		{1 << 31, 32_767, true},
-		{1 << 31, 32_768, false}, // the last ID is no ID
+		{1 << 31, 32_768, false}, // the last ID is not valid
 	} {
 		err := (&Config{UIDBase: tt.base, UIDRanges: tt.ranges}).Validate()
 		if (err == nil) != tt.ok || err != nil && sandboxer.KindOf(err) != sandboxer.Invalid {

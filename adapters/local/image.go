@@ -12,7 +12,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"net/netip"
 	"os"
 	"path"
 	"path/filepath"
@@ -26,53 +25,51 @@ import (
 
 	"github.com/erofs/go-erofs"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
-	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	"golang.org/x/sys/unix"
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/agent"
 	"github.com/sand-boxer/sandboxer/internal/images"
+	"github.com/sand-boxer/sandboxer/internal/inside"
 	"github.com/sand-boxer/sandboxer/internal/usernet"
+	"github.com/sand-boxer/sandboxer/internal/users"
 	"github.com/sand-boxer/sandboxer/internal/wholefile"
 )
 
-// An image is a root file system in one EROFS file, read by gVisor itself: it needs
-// no file server, and its pages are shared by all sandboxes. Owners are inside the
-// file, so that an ordinary user can make one.
+// An image is a root file system in one EROFS file that gVisor itself reads: it needs no
+// file server, and all sandboxes share its pages. Owners are inside the file, so that an
+// ordinary user can make one.
 type image struct {
 	path   string
 	pinned string // the reference with its digest, if it came from a registry
 	config v1.Config
-	// release lets the store remove the image, unless a record says that it is in use.
+	// release lets the store remove the image, unless a record uses it.
 	release func()
 }
 
-// imageStore makes images of what profiles name, once per content.
-//
-//	dir:/path                 a root directory
-//	oci:/path[:tag]           an OCI image layout
-//	tar:/path                 a tar made by "docker save" or of an OCI layout's image
-//	registry/name:tag@digest  an image of a registry
+// imageStore makes the images that profiles name, once per content.
 type imageStore struct {
 	dir   string
 	store *images.Store
-	// whole are the images whose files were read through since the start, by key: their
-	// numbers (*os.FileInfo).
+	// whole are the images whose files were read through since the start, by key: their inode
+	// data (*os.FileInfo).
 	whole sync.Map
 	// overdue says that the store has grown since it was pruned.
 	overdue atomic.Bool
 }
 
-// newImageStore opens the store in dir. The images that live sandboxes use stay,
-// whatever else is removed.
+// newImageStore opens the store in dir. It never removes images that live sandboxes
+// use.
 func (e *extension) newImageStore(dir string) (*imageStore, error) {
 	c := e.cfg.Images
+	never, err := e.cfg.never()
+	if err != nil {
+		return nil, err
+	}
 	store, err := images.New(dir, images.Options{
-		Policy: images.Policy(c.Pull), Registries: c.Registries, Insecure: c.Insecure, Mirrors: c.Mirrors,
-		Keep:   c.Keep,
+		Settings: c.Settings, Keep: c.Keep,
 		Limits: images.Limits{Download: c.MaxDownload, Unpacked: c.MaxUnpacked, Entries: c.MaxEntries},
-		InUse:  e.imagesInUse,
-		Reach:  e.reachesForAnybody,
+		InUse:  e.imagesInUse, Reach: usernet.Public(never),
 	})
 	if err != nil {
 		return nil, err
@@ -85,14 +82,6 @@ func (e *extension) newImageStore(dir string) (*imageStore, error) {
 		e.env.Log.Warn("images could not be pruned", "extension", e.env.Extension, "err", err)
 	}
 	return s, nil
-}
-
-// reachesForAnybody reports whether the broker may connect to a at the wish of anybody: what
-// a sandbox on the public network could reach, too.
-func (e *extension) reachesForAnybody(a netip.Addr) bool {
-	never, err := e.cfg.never()
-	return err == nil && sandboxer.PublicAddr(a) && !usernet.OwnAddr(a) &&
-		!slices.ContainsFunc(never, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
 // imagesInUse names the files of images that sandboxes and snapshots need.
@@ -108,7 +97,7 @@ func (e *extension) imagesInUse() (map[string]bool, error) {
 		case err == nil && r.ImageFile != "":
 			out[r.ImageFile] = true
 		case err != nil && !errors.Is(err, fs.ErrNotExist):
-			return nil, err // it may be any
+			return nil, err // it may be any of them
 		}
 	}
 	_, saved, err := e.savedRoots()
@@ -118,57 +107,14 @@ func (e *extension) imagesInUse() (map[string]bool, error) {
 	return out, err
 }
 
-// empty is the directory that gVisor is told to be the root of a sandbox whose real
-// root is an image.
+// empty is the directory that gVisor gets as the root of a sandbox whose real root is an
+// image.
 func (s *imageStore) empty() string { return filepath.Join(s.dir, "empty") }
 
-// splitImage takes apart a reference. Its kind is dir, oci or tar for what is on this
-// machine, and empty for what is in a registry.
-func splitImage(ref string) (kind, p, tag string) {
-	kind, p, _ = strings.Cut(ref, ":")
-	switch kind {
-	case "dir", "tar":
-		return kind, p, ""
-	case "oci":
-		if i := strings.LastIndex(p, ":"); i > strings.LastIndex(p, "/") {
-			p, tag = p[:i], p[i+1:]
-		}
-		return kind, p, tag
-	}
-	return "", ref, ""
-}
-
-// check refuses what ref cannot be. vouched says that an administrator or a profile names
-// it: else it is what anybody may ask for.
-func (s *imageStore) check(ref string, vouched bool) error {
-	kind, p, _ := splitImage(ref)
-	if kind == "" {
-		return s.store.Check(ref, s.store.Access(vouched))
-	}
-	if !vouched {
-		return sandboxer.E(sandboxer.Denied, nil, "image %q is a path on the broker's machine, which only an administrator may use", ref).
-			WithHint("use an image of a registry")
-	}
-	if !filepath.IsAbs(p) || filepath.Clean(p) != p || p == "/" {
-		return sandboxer.E(sandboxer.Invalid, nil, "image %q: want a clean absolute path after %s:", ref, kind)
-	}
-	fi, err := os.Stat(p)
-	if errors.Is(err, fs.ErrNotExist) {
-		return sandboxer.E(sandboxer.Invalid, err, "image %q: %s does not exist on this machine", ref, p)
-	}
-	if err != nil {
-		return sandboxer.E(sandboxer.Invalid, err, "image %q: %s cannot be read on this machine", ref, p)
-	}
-	if fi.IsDir() != (kind != "tar") {
-		return sandboxer.E(sandboxer.Invalid, nil, "image %q: %s is not what %s: takes", ref, p, kind)
-	}
-	return nil
-}
-
-// get returns the image for ref, pulling and converting it first if it is new. The
-// caller must release it. Of what vouched says, see check.
+// get returns the image for ref; it pulls and converts a new one. The caller must
+// release it. For vouched see images.CheckName.
 func (s *imageStore) get(ctx context.Context, ref string, vouched bool) (_ *image, err error) {
-	if err := s.check(ref, vouched); err != nil {
+	if err := s.store.CheckName(ref, vouched); err != nil {
 		return nil, err
 	}
 	defer func() {
@@ -192,8 +138,8 @@ func (s *imageStore) get(ctx context.Context, ref string, vouched bool) (_ *imag
 			s.overdue.Store(true)
 		}
 		if s.overdue.Swap(false) {
-			if done, _ := s.store.Prune(); !done { // the next open says what fails
-				s.overdue.Store(true) // for whoever holds it now
+			if done, _ := s.store.Prune(); !done { // the next open reports the error
+				s.overdue.Store(true) // for the process that holds it now
 			}
 		}
 	}
@@ -203,22 +149,22 @@ func (s *imageStore) get(ctx context.Context, ref string, vouched bool) (_ *imag
 		}
 	}()
 	access := s.store.Access(vouched)
-	src, err := s.open(ctx, ref, access)
+	src, err := s.store.Open(ctx, ref, access)
 	if err != nil {
 		return nil, err
 	}
-	if wd := src.config.WorkingDir; wd != "" {
-		if src.config.WorkingDir = path.Clean("/" + wd); reserved(src.config.WorkingDir) {
-			return nil, sandboxer.E(sandboxer.Failed, nil, "image %q: its working directory %s is not one of the sandbox's files", ref, wd)
+	if wd := src.Config.WorkingDir; wd != "" {
+		if src.Config.WorkingDir = path.Clean("/" + wd); inside.Reserved(src.Config.WorkingDir) {
+			return nil, sandboxer.E(sandboxer.Failed, nil, "image %q: its working directory %s is outside the sandbox's files", ref, wd)
 		}
 	}
-	what := imageFormat + "\x00" + src.digest
+	what := imageFormat + "\x00" + src.ID
 	if access != images.Operator {
-		what += "\x00public" // who can name its configuration may not be able to read it
+		what += "\x00public" // a caller that can name its configuration may not be allowed to read it
 	}
 	sum := sha256.Sum256([]byte(what))
 	key := hex.EncodeToString(sum[:])[:32]
-	img := &image{path: filepath.Join(s.dir, key+".erofs"), pinned: src.pinned, config: src.config, release: done}
+	img := &image{path: filepath.Join(s.dir, key+".erofs"), pinned: src.Pinned, config: src.Config, release: done}
 	unlock, err := s.store.Lock(ctx, key)
 	if err != nil {
 		return nil, err
@@ -231,16 +177,15 @@ func (s *imageStore) get(ctx context.Context, ref string, vouched bool) (_ *imag
 			return nil, err
 		}
 	}
-	now := time.Now()
-	_ = os.Chtimes(img.path, now, now)
+	s.touch(key)
 	return img, img.settle(ref)
 }
 
-// imageFormat changes whenever what is made of an image does.
+// imageFormat changes whenever the conversion of an image does.
 const imageFormat = "4"
 
-// settle checks what the image's configuration asks for, and puts it into the form
-// that the rest of this package takes.
+// settle checks the requirements of the image's configuration, and brings it into the
+// form that the rest of this package uses.
 func (i *image) settle(ref string) error {
 	user, err := i.user()
 	if err != nil {
@@ -248,15 +193,10 @@ func (i *image) settle(ref string) error {
 			WithHint("name another user in the profile")
 	}
 	i.config.User = user
-	for _, kv := range i.config.Env {
-		if k, _, ok := strings.Cut(kv, "="); !ok || k == "" || strings.ContainsRune(kv, 0) || strings.HasPrefix(k, agent.EnvPrefix) {
-			return sandboxer.E(sandboxer.Failed, nil, "image %q: its environment variable %q is not possible", ref, k)
-		}
-	}
-	return nil
+	return inside.CheckImageEnv(ref, i.config.Env)
 }
 
-// user returns the image's user as a name, or as uid:gid if there is a group too,
+// user returns the image's user as a name, or as uid:gid if there is also a group,
 // looked up in the image.
 func (i *image) user() (string, error) {
 	name, group, both := strings.Cut(i.config.User, ":")
@@ -268,71 +208,41 @@ func (i *image) user() (string, error) {
 		}
 	}
 	_, nameErr := strconv.ParseUint(name, 10, 32)
-	_, groupErr := strconv.ParseUint(group, 10, 32)
-	if nameErr == nil && (!both || groupErr == nil) {
+	if nameErr == nil && !users.NamesGroup(i.config.User) {
 		return i.config.User, nil
 	}
+	passwd, err := i.read("etc/passwd")
+	if err != nil && nameErr != nil {
+		return "", errors.New("the image has no readable /etc/passwd")
+	}
+	if !both {
+		_, err := users.Find(name, bytes.NewReader(passwd), nil)
+		return name, err
+	}
+	groups, err := i.read("etc/group")
+	if err != nil && users.NamesGroup(i.config.User) {
+		return "", errors.New("the image has no readable /etc/group")
+	}
+	u, err := users.Find(name+":"+group, bytes.NewReader(passwd), bytes.NewReader(groups))
+	return fmt.Sprintf("%d:%d", u.UID, u.GID), err
+}
+
+// hasEtc reports whether /etc is a directory of the image, and not a link to one.
+func (i *image) hasEtc() (bool, error) {
 	f, err := os.Open(i.path)
 	if err != nil {
-		return "", err
+		return false, err
 	}
 	defer f.Close()
 	fsys, err := erofs.Open(f)
 	if err != nil {
-		return "", err
+		return false, err
 	}
-	uid, err := lookUp(fsys, "etc/passwd", name, nameErr == nil)
-	if err != nil || !both {
-		return name, err
-	}
-	gid, err := lookUp(fsys, "etc/group", group, groupErr == nil)
-	return uid + ":" + gid, err
+	all, err := fs.ReadDir(fsys, ".")
+	return slices.ContainsFunc(all, func(d fs.DirEntry) bool { return d.Name() == "etc" && d.IsDir() }), err
 }
 
-// lookUp returns the number of a user or group.
-func lookUp(fsys fs.FS, file, name string, isNumber bool) (string, error) {
-	if isNumber {
-		return name, nil
-	}
-	f, err := fsys.Open(file)
-	if err != nil {
-		return "", fmt.Errorf("the image has no readable /%s", file)
-	}
-	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, 1<<20))
-	if err != nil {
-		return "", err
-	}
-	for line := range strings.Lines(string(data)) {
-		c := strings.Split(strings.TrimSpace(line), ":")
-		if len(c) > 2 && c[0] == name {
-			if _, err := strconv.ParseUint(c[2], 10, 32); err == nil {
-				return c[2], nil
-			}
-		}
-	}
-	return "", fmt.Errorf("%s is not in the image's /%s", name, file)
-}
-
-// main is what the image runs as its main process: its entry point with command, or,
-// as engines do it, with the image's own command if there is none. dir is where.
-func (i *image) main(command []string, workspace string) (args []string, dir string) {
-	args = slices.Clone(i.config.Entrypoint)
-	if len(command) == 0 {
-		args = append(args, i.config.Cmd...)
-	} else if len(args) == 0 {
-		return command, workspace // nothing of the image is in it
-	} else {
-		args = append(args, command...)
-	}
-	dir = i.config.WorkingDir
-	if dir == "" {
-		dir = "/"
-	}
-	return args, dir
-}
-
-// about is what an operator wants to know of the image a sandbox runs on.
+// about is what operators see of the image of a sandbox.
 func (i *image) about() map[string]string {
 	out := map[string]string{}
 	if i.pinned != "" {
@@ -346,13 +256,13 @@ func (i *image) about() map[string]string {
 	return out
 }
 
-// maxLabels bounds what of an image's labels is kept for every sandbox.
+// maxLabels bounds how much of an image's labels is kept for every sandbox.
 const maxLabels = 4 << 10
 
-// convert makes the image's file.
-func (s *imageStore) convert(ctx context.Context, key, ref string, src imageSource) error {
+// convert writes the image's file.
+func (s *imageStore) convert(ctx context.Context, key, ref string, src *images.Source) error {
 	tmp := filepath.Join(s.dir, key+".tmp")
-	if err := os.RemoveAll(tmp); err != nil { // of one who died at it
+	if err := os.RemoveAll(tmp); err != nil { // of a process that died during a conversion
 		return err
 	}
 	if err := os.Mkdir(tmp, 0o700); err != nil {
@@ -364,11 +274,11 @@ func (s *imageStore) convert(ctx context.Context, key, ref string, src imageSour
 		return err
 	}
 	defer f.Close()
-	t, err := src.tree(ctx)
+	t, err := src.Tree(ctx)
 	if err != nil {
 		return err
 	}
-	if err := s.complete(t, src.config); err != nil {
+	if err := s.complete(t, src.Config); err != nil {
 		return err
 	}
 	if err := t.Write(ctx, ref, f, tmp); err != nil {
@@ -396,17 +306,36 @@ func (s *imageStore) convert(ctx context.Context, key, ref string, src imageSour
 
 func (s *imageStore) sumFile(key string) string { return filepath.Join(s.dir, key+images.SumSuffix) }
 
-// isWhole reports whether the image called key is here as it was made. Its file is read
-// through on its first use after a start: a crash of the machine may have cut it short, and
-// disks forget. gVisor would run whatever is in it.
+// touch notes that the image called key is used, in steps of touchedEvery: another server of this
+// directory reads the file through for each time that it did not set itself.
+func (s *imageStore) touch(key string) {
+	const touchedEvery = 10 * time.Minute
+	name := filepath.Join(s.dir, key+".erofs")
+	fi, err := os.Stat(name)
+	if err != nil || time.Since(fi.ModTime()) < touchedEvery {
+		return
+	}
+	now := time.Now()
+	if os.Chtimes(name, now, now) == nil {
+		if fi, err := os.Stat(name); err == nil {
+			s.whole.Store(key, fi)
+		}
+	}
+}
+
+// isWhole reports whether the image called key is complete and unchanged. Its file is read through on
+// its first use after a start, and whenever its size or time is not the noted one: a crash of the
+// machine may have truncated it, and disks lose data. gVisor would run whatever is in it.
 func (s *imageStore) isWhole(key string) bool {
 	name := filepath.Join(s.dir, key+".erofs")
 	fi, err := os.Stat(name)
 	if err != nil {
 		return false
 	}
-	if seen, ok := s.whole.Load(key); ok && os.SameFile(seen.(fs.FileInfo), fi) && seen.(fs.FileInfo).Size() == fi.Size() {
-		return true
+	if v, ok := s.whole.Load(key); ok {
+		if seen := v.(fs.FileInfo); os.SameFile(seen, fi) && seen.Size() == fi.Size() && seen.ModTime().Equal(fi.ModTime()) {
+			return true
+		}
 	}
 	var want string
 	if readJSON(s.sumFile(key), &want) != nil {
@@ -430,90 +359,8 @@ func sha256File(name string) (string, error) {
 	return hex.EncodeToString(sum.Sum(nil)), err
 }
 
-// imageSource is an opened image: what identifies its content, its configuration,
-// and how to read it.
-type imageSource struct {
-	digest string
-	pinned string
-	config v1.Config
-	tree   func(context.Context) (*images.Tree, error)
-}
-
-func (s *imageStore) open(ctx context.Context, ref string, access images.Access) (imageSource, error) {
-	kind, p, tag := splitImage(ref)
-	limits := s.store.Limits()
-	switch kind {
-	case "":
-		img, err := s.store.Find(ctx, ref, access)
-		if err != nil {
-			return imageSource{}, err
-		}
-		return imageSource{digest: img.ConfigID, pinned: img.Pinned(), config: img.Config.Config, tree: func(ctx context.Context) (*images.Tree, error) {
-			return s.pull(ctx, ref, img)
-		}}, nil
-	case "dir":
-		digest, err := images.DirDigest(p, limits.Entries)
-		return imageSource{digest: digest, tree: func(ctx context.Context) (*images.Tree, error) {
-			t := images.NewTree(limits)
-			return t, t.AddDir(ctx, p)
-		}}, err
-	}
-	var img v1.Image
-	var err error
-	if kind == "oci" {
-		img, err = images.FromLayout(p, tag)
-	} else if img, err = tarball.ImageFromPath(p, nil); err != nil {
-		err = fmt.Errorf("not a saved image with exactly one image in it: %w", err)
-	}
-	if err != nil {
-		return imageSource{}, err
-	}
-	digest, err := img.ConfigName() // covers the layers' content, unlike a tar's name
-	if err != nil {
-		return imageSource{}, err
-	}
-	cf, err := img.ConfigFile()
-	if err != nil {
-		return imageSource{}, err
-	}
-	return imageSource{digest: digest.String(), config: cf.Config, tree: func(ctx context.Context) (*images.Tree, error) {
-		all, err := img.Layers()
-		if err != nil {
-			return nil, err
-		}
-		if len(all) != len(cf.RootFS.DiffIDs) {
-			return nil, fmt.Errorf("it has %d layers, its configuration says %d", len(all), len(cf.RootFS.DiffIDs))
-		}
-		layers := make([]images.Layer, len(all))
-		for i, l := range all {
-			layers[i] = images.Layer{Open: l.Uncompressed, DiffID: cf.RootFS.DiffIDs[i].String()}
-		}
-		t := images.NewTree(limits)
-		return t, t.AddLayers(ctx, ref, layers)
-	}}, nil
-}
-
-// pull brings an image of a registry here. Should a stored layer have been damaged
-// since it was fetched, it is fetched again.
-func (s *imageStore) pull(ctx context.Context, ref string, img *images.Image) (*images.Tree, error) {
-	for again := false; ; again = true {
-		paths, err := s.store.Pull(ctx, img)
-		if err != nil {
-			return nil, err
-		}
-		t := images.NewTree(s.store.Limits())
-		err = t.AddLayers(ctx, ref, img.Layers(paths))
-		if err == nil || again || ctx.Err() != nil {
-			return t, err
-		}
-		if mended, merr := img.Mend(paths); merr != nil || !mended {
-			return nil, errors.Join(err, merr)
-		}
-	}
-}
-
-// complete adds what every sandbox needs: mount points, name service and the workspace.
-// What the image has is kept, but for the name service.
+// complete adds what every sandbox needs: mount points, name service and the workspace. The
+// image's own files stay, except those of the name service.
 func (s *imageStore) complete(t *images.Tree, config v1.Config) error {
 	for _, d := range []struct {
 		name string
@@ -555,8 +402,8 @@ func (s *imageStore) complete(t *images.Tree, config v1.Config) error {
 	return nil
 }
 
-// stopMain gives the main process of an image that names a stop signal the time to
-// end by itself. Whatever goes wrong here: the sandbox is about to be removed.
+// stopMain gives the main process of an image with a stop signal time to end on its own.
+// It ignores errors: the sandbox is about to be removed.
 func (e *extension) stopMain(ctx context.Context, name string) {
 	rec, err := e.record(name)
 	if err != nil || !rec.Ready || rec.StopSignal == "" {
@@ -570,11 +417,11 @@ func (e *extension) stopMain(ctx context.Context, name string) {
 	if err != nil || sig == 0 {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, stopGrace)
+	ctx, cancel := context.WithTimeout(ctx, e.stopGrace)
 	defer cancel()
 	for sent := false; ; sent = true {
 		ps, err := b.agent.Processes(ctx)
-		i := slices.IndexFunc(ps, func(p sandboxer.Process) bool { return p.Tag == mainTag })
+		i := slices.IndexFunc(ps, func(p sandboxer.Process) bool { return p.Tag == agent.MainTag })
 		if err != nil || i < 0 {
 			return
 		}
@@ -588,6 +435,3 @@ func (e *extension) stopMain(ctx context.Context, name string) {
 		}
 	}
 }
-
-// stopGrace is how long a main process has to end by itself.
-const stopGrace = 3 * time.Second

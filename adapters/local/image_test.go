@@ -22,7 +22,7 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// busybox is the one program of the test images: a static one with a shell.
+// busybox is the only program of the test images: a static one with a shell.
 func busybox(t *testing.T) string {
 	t.Helper()
 	const path = "/usr/bin/busybox"
@@ -57,8 +57,8 @@ func layer(t *testing.T, entries []tar.Header, content map[string][]byte) v1.Lay
 	return l
 }
 
-// testImage has two layers, of which the second removes and replaces files of the
-// first, hard links, owners and a configuration.
+// testImage has two layers; the second removes and replaces files of the first,
+// hard links, owners and a configuration.
 func testImage(t *testing.T) v1.Image {
 	t.Helper()
 	box, err := os.ReadFile(busybox(t))
@@ -155,7 +155,7 @@ func TestImages(t *testing.T) {
 		if got := sh(t, e, h, "cat /mark; echo x >/mark"); got != "one" {
 			t.Errorf("inside: %q", got)
 		}
-		// The directory itself stays as it was, without even a mount point more.
+		// The directory itself stays unchanged, without even a mount point.
 		if got, _ := os.ReadFile(mark); string(got) != "one" {
 			t.Errorf("the original says %q", got)
 		}

@@ -17,12 +17,12 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/procs"
 )
 
-// killTime is how long the end of a command and of what it started may take.
+// killTime is how long the end of a command and of its child processes may take.
 const killTime = time.Minute
 
-// end kills a command and everything it started, and waits until it has ended, but not for
-// long: who cannot get at the sandbox's files, say, can end it no more than begin. In a
-// sandbox that does not respond, or is frozen, that is done when it does so again, or is thawed.
+// end kills a command and everything it started, and waits a little for its end: in a sandbox
+// whose files cannot be reached, say, a command can neither start nor end. If the sandbox does
+// not respond, or is frozen, the command is killed once it responds again, or is thawed.
 func (b *liveSandbox) end(mark string, pid int32, ended <-chan outcome) {
 	done := make(chan struct{})
 	go func() {
@@ -41,18 +41,18 @@ func (b *liveSandbox) end(mark string, pid int32, ended <-chan outcome) {
 	select {
 	case <-done:
 	case <-b.freeze():
-	case <-time.After(4 * b.pulse.period()):
+	case <-time.After(b.pulse.period()): // the caller has left; the kill continues without it
 	}
 }
 
-// freeze returns what is closed once the sandbox is frozen.
+// freeze returns a channel that is closed once the sandbox is frozen.
 func (b *liveSandbox) freeze() <-chan struct{} {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.frozen
 }
 
-// setFrozen notes whether the sandbox is frozen. What could not be killed meanwhile is once it is thawed.
+// setFrozen notes whether the sandbox is frozen. Kills that fail meanwhile happen once it is thawed.
 func (b *liveSandbox) setFrozen(on bool) {
 	b.mu.Lock()
 	switch is := isClosed(b.frozen); {
@@ -76,7 +76,7 @@ func isClosed(c <-chan struct{}) bool {
 	}
 }
 
-// owe notes that what carries mark is to be killed, pid first if that is known.
+// owe notes that the processes with mark must be killed, pid first if that is known.
 func (b *liveSandbox) owe(mark string, pid int32) {
 	b.mu.Lock()
 	if b.owed == nil {
@@ -89,7 +89,7 @@ func (b *liveSandbox) owe(mark string, pid int32) {
 	}
 }
 
-// killOwed kills what is to be killed yet, one after the other.
+// killOwed makes the kills that are still owed, one after the other.
 func (b *liveSandbox) killOwed() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -126,14 +126,14 @@ func (b *liveSandbox) killOwed() {
 	}()
 }
 
-// kill ends a command and everything it started. What carries its mark, or belongs to
-// its session, is found inside, by the agent's program: a process may have left the
-// tree, but takes its environment along. What multiplies faster than it can be looked
-// at has to stand still for that, and everybody else inside with it. An error says that
-// the kernel inside did not answer.
+// kill ends a command and everything it started. The agent's program, inside, finds the
+// processes with its mark, or of its session: a process may have left the tree, but keeps its
+// environment. If processes multiply faster than it can look at them, every process inside is
+// stopped meanwhile. An error means that the kernel inside did not answer.
 func (b *liveSandbox) kill(ctx context.Context, mark string, pid int32) error {
 	if pid > 0 {
-		// Stopped, it has no more children, and those that it has are still known as its own.
+		// A stopped process makes no more children, and its present ones can still be
+		// recognised.
 		if err := b.told(b.signal(ctx, pid, unix.SIGSTOP)); err != nil {
 			return err
 		}
@@ -143,8 +143,8 @@ func (b *liveSandbox) kill(ctx context.Context, mark string, pid int32) error {
 	b.mu.Lock()
 	b.toKill = append(b.toKill, k)
 	b.mu.Unlock()
-	// They take turns: of many programs that look at once none is done in time, and then
-	// everybody would stand still for each of them. Whose turn it is kills for all who wait.
+	// Kills take turns: many programs that look at once would all be late, and each of them
+	// would stop every process inside. Each turn kills for all that wait.
 	select {
 	case err := <-k.done:
 		return err
@@ -170,15 +170,15 @@ func (b *liveSandbox) kill(ctx context.Context, mark string, pid int32) error {
 	return <-k.done
 }
 
-// A kill is what kill waits for: the end of what carries mark or belongs to a session.
+// A kill is one request to kill: of the processes with mark or of a session.
 type kill struct {
 	mark    string
 	session int32
 	done    chan error
 }
 
-// mostKills is how many of them one program is started for: they have a hundred bytes each among
-// its arguments, for which there is room for ten times as many.
+// mostKills is how many kills one program gets: each is a hundred bytes of its arguments, and
+// there is room for ten times as many.
 const mostKills = 1500
 
 // killAll kills for all of batch.
@@ -194,20 +194,20 @@ func (b *liveSandbox) killAll(ctx context.Context, batch []*kill) error {
 	case <-time.After(killPatience(len(batch))):
 	}
 	if isClosed(b.freeze()) {
-		return <-done // everybody stands still already, and so does who looks for them
+		return <-done // every process is already stopped, including the killer
 	}
-	// One after the other: two would stop each other's killers, and the first to be done
-	// would let what the other looks for go on.
+	// One after the other: two would stop each other's killers, and the first to finish would
+	// continue what the other looks for.
 	b.still.Lock()
 	defer b.still.Unlock()
-	// A kernel that hangs would do it when it goes on, and nobody would continue them then.
+	// A kernel that hangs would stop them later, and no call would continue them then.
 	if b.ask(ctx, b.ctl.ping) != nil {
 		return <-done
 	}
 	if err := b.standStill(ctx, true); err != nil {
 		return <-done
 	}
-	// Who was being born is not among those who were stopped.
+	// Processes that were being made are not among the stopped ones.
 	again := time.NewTicker(killPatience(1) / 4)
 	defer again.Stop()
 	var err error
@@ -226,7 +226,7 @@ func (b *liveSandbox) killAll(ctx context.Context, batch []*kill) error {
 	return err
 }
 
-// told drops what the kernel inside had to say against a call: it answered.
+// told drops the kernel's own error: it answered.
 func (b *liveSandbox) told(err error) error {
 	if _, said := errors.AsType[remoteError](err); said {
 		return nil
@@ -234,7 +234,7 @@ func (b *liveSandbox) told(err error) error {
 	return err
 }
 
-// killPatience is how long what so many commands started may take to be found.
+// killPatience is how long it may take to find the processes of this many commands.
 func killPatience(commands int) time.Duration {
 	return time.Second + time.Duration(commands)*10*time.Millisecond
 }
@@ -243,8 +243,8 @@ func (b *liveSandbox) signalAll(ctx context.Context, sig unix.Signal) error {
 	return b.ask(ctx, func(ctx context.Context) error { return b.ctl.signalAll(ctx, sig) })
 }
 
-// standStill notes that every process inside is being stopped, which is the caller's to do;
-// or ends that.
+// standStill notes that the caller is about to stop every process inside; or continues them, and
+// removes the note.
 func (b *liveSandbox) standStill(ctx context.Context, on bool) error {
 	if on {
 		return os.WriteFile(b.stopped, nil, 0o600)
@@ -255,7 +255,7 @@ func (b *liveSandbox) standStill(ctx context.Context, on bool) error {
 	return os.Remove(b.stopped)
 }
 
-// killMarked runs the agent's program that kills what carries the marks or belongs to the
+// killMarked runs the agent's program that kills the processes with the marks or of the
 // sessions, and stores its process ID in killer.
 func (b *liveSandbox) killMarked(ctx context.Context, batch []*kill, killer *atomic.Int32) error {
 	run := func(batch []*kill) (unix.WaitStatus, error) {
@@ -263,10 +263,10 @@ func (b *liveSandbox) killMarked(ctx context.Context, batch []*kill, killer *ato
 		for _, k := range batch {
 			session := k.session
 			if session <= 0 {
-				session = 1 << 30 // nobody's
+				session = 1 << 30 // no process has it
 			}
 			args = append(args, procs.ExecVar+"="+k.mark, fmt.Sprint(session))
-			if b.rec.AgentMount { // the agent of a sandbox from before knows no tags
+			if b.rec.AgentMount { // the agent of an older sandbox knows no tags
 				args = append(args, strconv.FormatUint(execTag(k.mark), 16))
 			}
 		}
@@ -285,7 +285,7 @@ func (b *liveSandbox) killMarked(ctx context.Context, batch []*kill, killer *ato
 			return b.told(err)
 		}
 	}
-	for _, k := range batch { // the agent of a former build kills for one at a time
+	for _, k := range batch { // the agent of an earlier build makes one kill at a time
 		if _, err := run([]*kill{k}); b.told(err) != nil {
 			return err
 		}
@@ -293,6 +293,5 @@ func (b *liveSandbox) killMarked(ctx context.Context, batch []*kill, killer *ato
 	return nil
 }
 
-// CAP_SYS_RESOURCE: where the process limit is reached, the killer needs a few threads
-// all the same.
+// CAP_SYS_RESOURCE: the killer needs a few threads even if the process limit is reached.
 var killerCapabilities = []string{"CAP_KILL", "CAP_SYS_RESOURCE", "CAP_SYS_PTRACE", "CAP_DAC_OVERRIDE", "CAP_DAC_READ_SEARCH"}

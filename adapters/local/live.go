@@ -27,33 +27,33 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/usernet"
 )
 
-// A box is this process's hold on one running sandbox.
+// A liveSandbox is this process's hold on one running sandbox.
 type liveSandbox struct {
 	name  string
-	rec   record               // as it was found; the network in it may have changed since
+	rec   record               // as read at first; its network may have changed since
 	c     *container.Container // for its end only: its methods are not safe for concurrent use
-	ctl   *controller          // everything else goes here
+	ctl   *controller          // all calls into the kernel
 	poll  *poller
 	pulse *pulse
 	pid   int               // of the sentry
 	env   []string          // environment of commands; guarded by mu
-	given map[string]string // what a claim brought of it, of which the agent does not know; guarded by mu
-	fuse  time.Time         // as this process last set or found it; guarded by mu
+	given map[string]string // variables that a claim added, unknown to the agent; guarded by mu
+	fuse  time.Time         // fuse as this process last set or read it; guarded by mu
 	agent *agent.Client
 
 	awake atomic.Bool // the agent is known to run
 
-	starts chan struct{} // slots of commands that are being started
+	starts chan struct{} // slots for starting commands
 
-	still   sync.Mutex    // held by the kill for which every process inside stands still
+	still   sync.Mutex    // held by the kill that has stopped every process inside
 	killers chan struct{} // slots of kills that look for processes at once
-	toKill  []*kill       // that wait for one; guarded by mu
-	stopped string        // file that exists meanwhile (standStill)
+	toKill  []*kill       // kills that wait for a slot; guarded by mu
+	stopped string        // file that exists while processes are stopped (standStill)
 
-	owed    map[string]int32 // commands to be killed yet: mark → process ID; guarded by mu
-	killing bool             // that is being done; guarded by mu
+	owed    map[string]int32 // commands still to be killed: mark → process ID; guarded by mu
+	killing bool             // killOwed is running; guarded by mu
 
-	frozen chan struct{} // closed while every task inside stands still (Pause); guarded by mu
+	frozen chan struct{} // closed while every task inside is paused (Pause); guarded by mu
 
 	donations *agent.Donations // connections to its agent
 
@@ -61,9 +61,9 @@ type liveSandbox struct {
 	net *usernet.Net // nil without network
 
 	process *ending // of the kernel; nil if its end cannot be waited for
-	files   *ending // of what serves it its files, likewise
+	files   *ending // of the process that serves its files, likewise
 
-	users sync.Map // user name → identity, read from the sandbox's /etc/passwd
+	users sync.Map // user name → users.User, read from the sandbox's /etc/passwd
 }
 
 // hold returns the running sandbox called name. Kinds: NotFound when there is none.
@@ -101,9 +101,9 @@ func (e *extension) gone(name string) error {
 	return sandboxer.E(sandboxer.NotFound, nil, "the sandbox is not running on this machine")
 }
 
-// load reads gVisor's state of name; nil if there is none. gVisor's own function waits for
-// whoever is changing the state, asks the sandbox whether it is there, without an end, and
-// leaves a lock file, also of what has just been removed.
+// load reads gVisor's state of name; nil if there is none. gVisor's own function waits for any
+// process that is changing the state, asks the sandbox without a time limit whether it exists,
+// and leaves a lock file, even for a sandbox that has just been removed.
 func (e *extension) load(name string) (*container.Container, error) {
 	for try := 1; ; try++ {
 		data, err := os.ReadFile(e.dir("run", name+"_sandbox:"+name+".state"))
@@ -115,7 +115,7 @@ func (e *extension) load(name string) (*container.Container, error) {
 			err = json.Unmarshal(data, c)
 		}
 		if err == nil && (c.Sandbox == nil || c.Spec == nil || c.Spec.Process == nil) {
-			err = errors.New("it is not whole")
+			err = errors.New("it is incomplete")
 		}
 		switch {
 		case err == nil:
@@ -124,7 +124,7 @@ func (e *extension) load(name string) (*container.Container, error) {
 		case try == loadTries:
 			return nil, damaged(err, "gVisor's state of sandbox "+name)
 		}
-		time.Sleep(10 * time.Millisecond) // it may be being written
+		time.Sleep(10 * time.Millisecond) // it may still be written
 	}
 }
 
@@ -147,11 +147,11 @@ func (e *extension) keep(name string, rec record, c *container.Container) *liveS
 	}
 	b.donations = agent.NewDonations(b.donate)
 	b.agent = agent.NewClient(agent.ClientOptions{Dial: b.donations.Dial, User: rec.User})
-	if _, err := os.Stat(b.stopped); err == nil { // a broker died amid a kill
+	if _, err := os.Stat(b.stopped); err == nil { // a broker died during a kill
 		ctx, cancel := context.WithTimeout(context.Background(), pulseEvery)
 		err := b.standStill(ctx, false)
 		if err != nil && e.env.Log != nil {
-			e.env.Log.Warn("the processes of a sandbox cannot be continued", "sandbox", name, "err", err)
+			e.env.Log.Warn("the processes of a sandbox cannot be resumed", "sandbox", name, "err", err)
 		}
 		if err != nil {
 			b.pulse.doubt() // when it answers, catchUp does it
@@ -168,7 +168,7 @@ func (e *extension) keep(name string, rec record, c *container.Container) *liveS
 	return b
 }
 
-// catchUp does what could not be done while the kernel inside did not answer.
+// catchUp makes up for calls that failed while the kernel inside did not answer.
 func (e *extension) catchUp(b *liveSandbox) {
 	e.aside(func() {
 		b.still.Lock()
@@ -178,7 +178,7 @@ func (e *extension) catchUp(b *liveSandbox) {
 		}
 		ctx, cancel := context.WithTimeout(e.ctx, killTime)
 		defer cancel()
-		// Twice: it may still come to what it was told while it hung.
+		// Twice: it may still carry out a call from the time when it hung.
 		if b.signalAll(ctx, unix.SIGCONT) != nil {
 			return
 		}
@@ -188,7 +188,7 @@ func (e *extension) catchUp(b *liveSandbox) {
 			return
 		}
 		if err := b.standStill(ctx, false); err != nil {
-			e.warn("the processes of a sandbox cannot be continued", fmt.Errorf("sandbox %s: %w", b.name, err))
+			e.warn("the processes of a sandbox cannot be resumed", fmt.Errorf("sandbox %s: %w", b.name, err))
 		}
 	})
 	b.killOwed()
@@ -222,8 +222,8 @@ func (b *liveSandbox) close() {
 
 func (b *liveSandbox) alive() bool { return alive(b.name, b.pid) }
 
-// ask makes a short call into the sandbox's kernel. It ends, with errUnresponsive, also
-// where the kernel does not answer.
+// ask makes a short call into the sandbox's kernel. It also ends, with errUnresponsive, if
+// the kernel does not answer.
 func (b *liveSandbox) ask(ctx context.Context, f func(context.Context) error) error {
 	ctx, done, err := b.pulse.attend(ctx, false)
 	if err != nil {
@@ -235,10 +235,10 @@ func (b *liveSandbox) ask(ctx context.Context, f func(context.Context) error) er
 	return b.heed(f(ctx))
 }
 
-// askTime is how long a call may take of a kernel that answers others.
+// askTime is how long a call may take if the kernel answers others.
 const askTime = 2 * time.Minute
 
-// heed notes an answer of the kernel; what is none is told by why it is.
+// heed notes an answer of the kernel. A call without one returns why.
 func (b *liveSandbox) heed(err error) error {
 	if _, said := errors.AsType[remoteError](err); (said || err == nil) && !b.filesHang() {
 		b.pulse.hear()
@@ -249,9 +249,9 @@ func (b *liveSandbox) heed(err error) error {
 	return err
 }
 
-// look asks whether the sandbox can work: its kernel answers, and what serves it the
-// machine's files is not stopped. Whoever needs a file that is not known inside yet would
-// wait for that, without the kernel's having anything to say.
+// look asks whether the sandbox can work: its kernel answers, and the process that serves its
+// files is not stopped. A process that needs a file that the kernel has not cached would wait
+// for that, without any sign from the kernel.
 func (b *liveSandbox) look(ctx context.Context) error {
 	if err := b.ctl.ping(ctx); err != nil {
 		return err
@@ -266,12 +266,12 @@ func (b *liveSandbox) look(ctx context.Context) error {
 	return nil
 }
 
-// startsAtOnce is how many commands of a sandbox are started at once. Each takes three file
-// descriptors more until it has begun.
+// startsAtOnce is how many commands of a sandbox start at once. Each takes three more file
+// descriptors until it has started.
 const startsAtOnce = 16
 
-// startSlot waits for its turn to start a command; done must be called when that is over,
-// and may be called again.
+// startSlot waits for its turn to start a command; the caller must call done after that, and
+// may call it again.
 func (b *liveSandbox) startSlot(ctx context.Context) (done func(), _ error) {
 	done = sync.OnceFunc(func() { <-b.starts })
 	select {
@@ -279,7 +279,7 @@ func (b *liveSandbox) startSlot(ctx context.Context) (done func(), _ error) {
 		return done, nil
 	default:
 	}
-	ctx, leave, err := b.pulse.attend(ctx, false) // whoever starts may hang
+	ctx, leave, err := b.pulse.attend(ctx, false) // the commands that are starting may hang
 	if err != nil {
 		return nil, err
 	}
@@ -292,15 +292,15 @@ func (b *liveSandbox) startSlot(ctx context.Context) (done func(), _ error) {
 	}
 }
 
-// execute starts a command and returns its process ID inside. It gives the files away as
-// they are: unlike gVisor's own it leaves their owner alone, which may be the machine's
-// /dev/null.
+// execute starts a command and returns its process ID inside. It passes the files on as they
+// are: unlike gVisor's own function it does not change their owner, since one may be the
+// machine's /dev/null.
 func (b *liveSandbox) execute(ctx context.Context, args *control.ExecArgs) (pid int32, err error) {
 	err = b.ask(ctx, func(ctx context.Context) (err error) { pid, err = b.ctl.execute(ctx, args); return err })
 	return pid, err
 }
 
-// await waits for the end of what execute started, once. The waiting takes no goroutine.
+// await waits for the end of a started command, once. The wait takes no goroutine.
 func (b *liveSandbox) await(ctx context.Context, pid int32) <-chan outcome {
 	ended := make(chan outcome, 1)
 	ctx, done, err := b.pulse.attend(ctx, true)
@@ -315,7 +315,7 @@ func (b *liveSandbox) await(ctx context.Context, pid int32) <-chan outcome {
 	return ended
 }
 
-// run runs a program of ours that ends by itself, as executeOwn starts it.
+// run runs a program of ours to its end; executeOwn starts it.
 func (b *liveSandbox) run(ctx context.Context, may []string, files map[int]*os.File, args ...string) (ws unix.WaitStatus, err error) {
 	pid, err := b.executeOwn(ctx, may, files, args...)
 	if err == nil {
@@ -329,7 +329,7 @@ func (b *liveSandbox) signal(ctx context.Context, pid int32, sig unix.Signal) er
 }
 
 // executeOwn starts a program of ours with capabilities of its own, above the limit of processes,
-// with the given files open and nothing for the standard streams that are not among them.
+// with the given files open and nothing for the other standard streams.
 func (b *liveSandbox) executeOwn(ctx context.Context, may []string, files map[int]*os.File, args ...string) (pid int32, err error) {
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {
@@ -345,9 +345,8 @@ func (b *liveSandbox) executeOwn(ctx context.Context, may []string, files map[in
 	})
 }
 
-// alive reports whether pid is the sentry of the sandbox called name: a process that
-// is not a zombie and carries the sandbox's name, so that a number used again for
-// something else is not mistaken for it.
+// alive reports whether pid is the sentry of the sandbox called name: a process that is
+// not a zombie and has the sandbox's name, so that a reused number is not mistaken for it.
 func alive(name string, pid int) bool {
 	if pid <= 0 {
 		return false
@@ -357,15 +356,15 @@ func alive(name string, pid int) bool {
 	}
 	data, err := procs.Args(pid, make([]byte, 4<<10))
 	if err != nil {
-		return true // what cannot be looked at, for want of descriptors, is not gone
+		return true // a process that cannot be checked, for want of descriptors, is not gone
 	}
 	return bytes.HasPrefix(data, []byte("runsc-sandbox\x00")) &&
 		bytes.HasSuffix(bytes.TrimRight(data, "\x00"), []byte("\x00"+name))
 }
 
-// start starts a created container with its network links. gVisor would take them
-// from a network namespace; ours are given directly, for which Start must believe
-// that there is nothing to do.
+// start starts a created container with its network links. gVisor would take them from
+// a network namespace; ours are given directly, and for that Start must find nothing to
+// do.
 func start(ctx context.Context, c *container.Container, conf *config.Config, link *os.File) error {
 	args := interfaces(link, "eth0")
 	if err := newController(c.Sandbox, c.ID).call(ctx, boot.ContMgrSetNetworkArgs, args, nil, args.Files...); err != nil {
@@ -376,18 +375,18 @@ func start(ctx context.Context, c *container.Container, conf *config.Config, lin
 	return c.Start(&c2)
 }
 
-// restore starts a created container as it was saved at image, with its network links.
+// restore starts a created container from the snapshot at image, with its network links.
 func restore(c *container.Container, conf *config.Config, image string, link *os.File) error {
 	args := interfaces(link, "eth0")
 	args.IsRestore = true
 	return c.Restore(conf, image, false, true, args)
 }
 
-// plug gives a running sandbox a new network interface: it has none, or one that lost its
+// plug gives a running sandbox a new network interface: it has none, or one that has lost its
 // other end for good.
 func (b *liveSandbox) plug(ctx context.Context, link *os.File, name string) error {
-	// What a kernel that hangs is told takes effect when it goes on, and with a link that has
-	// been given up by then.
+	// A kernel that hangs carries out the call when it continues, with a link that has been
+	// abandoned by then.
 	if err := b.ask(ctx, b.ctl.ping); err != nil {
 		return err
 	}
@@ -403,8 +402,8 @@ func (b *liveSandbox) plug(ctx context.Context, link *os.File, name string) erro
 	})
 }
 
-// readSmall reads a file of at most 1 MiB through gVisor's control socket. Kinds: Invalid
-// when the sandbox says that it cannot be read, NotFound when it has ended.
+// readSmall reads a file of at most 1 MiB through gVisor's control socket. Kinds: Invalid when
+// the sandbox says that it cannot be read, NotFound when it has ended.
 func (b *liveSandbox) readSmall(ctx context.Context, name string) (string, error) {
 	f, err := memoryFile("sandboxer")
 	if err != nil {
@@ -425,7 +424,7 @@ func (b *liveSandbox) readSmall(ctx context.Context, name string) (string, error
 
 const maxSmall = 1 << 20
 
-// memoryFile returns a file without a name or a place on a disk.
+// memoryFile returns a file in memory, without a name.
 func memoryFile(name string) (*os.File, error) {
 	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC)
 	if err != nil {
@@ -434,14 +433,14 @@ func memoryFile(name string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), name), nil
 }
 
-// lost gives a call that the kernel inside did not answer its kind: NotFound where the
-// sandbox has ended, which its process may be about to show.
+// lost gives a kind to a call that the kernel inside did not answer: NotFound if the sandbox
+// has ended, which may show in its process a moment later.
 func (b *liveSandbox) lost(ctx context.Context, err error, what string) error {
 	if _, ok := errors.AsType[*sandboxer.Error](err); ok || err == nil {
 		return err
 	}
 	if cause := context.Cause(ctx); cause != nil {
-		return sandboxer.E(sandboxer.KindOf(cause), cause, "%s was not finished in time", what)
+		return sandboxer.E(sandboxer.KindOf(cause), cause, "%s did not finish in time", what)
 	}
 	if b.ended() {
 		return sandboxer.E(sandboxer.NotFound, err, "the sandbox ended")
@@ -449,8 +448,8 @@ func (b *liveSandbox) lost(ctx context.Context, err error, what string) error {
 	return sandboxer.E(sandboxer.Unavailable, err, "%s failed", what)
 }
 
-// ended reports whether the sandbox's kernel is gone. Its process may need a moment after
-// its last connection has broken.
+// ended reports whether the sandbox's kernel is gone. Its process may need a moment after its
+// last connection has broken.
 func (b *liveSandbox) ended() bool {
 	for end := time.Now().Add(time.Second); b.alive(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
@@ -460,7 +459,7 @@ func (b *liveSandbox) ended() bool {
 	return true
 }
 
-// goferAlive reports whether the process is there that serves the sandbox its files.
+// goferAlive reports whether the process that serves the sandbox's files exists.
 func (b *liveSandbox) goferAlive() bool {
 	pid := int(b.c.GoferPid.Load())
 	if pid <= 0 {
@@ -469,7 +468,7 @@ func (b *liveSandbox) goferAlive() bool {
 	return !procs.Ended(pid)
 }
 
-// filesHang reports whether that process is there and stopped.
+// filesHang reports whether that process exists and is stopped.
 func (b *liveSandbox) filesHang() bool {
 	pid := int(b.c.GoferPid.Load())
 	if pid <= 0 {
@@ -488,7 +487,7 @@ func (e *extension) of(h sandboxer.Handle) (*liveSandbox, error) {
 	return e.hold(name)
 }
 
-// alone is of for who is about to change the sandbox: until unlock nobody else does.
+// alone is of for a call that changes the sandbox: until unlock no other call does.
 func (e *extension) alone(ctx context.Context, h sandboxer.Handle) (_ *liveSandbox, unlock func(), err error) {
 	name, err := e.find(h)
 	if err != nil {
@@ -506,7 +505,7 @@ func (e *extension) alone(ctx context.Context, h sandboxer.Handle) (_ *liveSandb
 	return b, unlock, nil
 }
 
-// thawed is of for what takes a running kernel.
+// thawed is of for a call that needs a running kernel.
 func (e *extension) thawed(h sandboxer.Handle) (*liveSandbox, error) {
 	b, err := e.of(h)
 	if err == nil && e.frozen(b.name) != "" {

@@ -2,10 +2,10 @@
 // library: no engine, no image and no account is needed. It is the default.
 //
 // A sandbox is one gVisor sandbox whose first process becomes the agent when it is
-// needed (package pause). Its root is the
-// machine's own /usr with a small made-up rest (never /root, /home, keys or
-// sockets), or an image; all it writes goes to a private layer. Commands are started
-// through gVisor's own control socket; terminals and files go through the agent.
+// needed (package pause). Its root is the machine's own /usr with a small generated rest
+// (never /root, /home, keys or sockets), or an image; all its writes go to a private layer.
+// Commands are started through gVisor's own control socket; terminals and files go through
+// the agent.
 //
 // Everything lives below the extension's private directory, so that a later process
 // finds it again:
@@ -13,13 +13,13 @@
 //	run/               gVisor's state files and control sockets
 //	box/<name>/        one directory per sandbox: record and bundle
 //	layer/             where the private layers are: open files without a name
-//	skel/<digest>/     the made-up root shared by sandboxes without an image
+//	skel/<digest>/     the generated root shared by sandboxes without an image
 //	image/             images: layers of registries, and those converted to EROFS
 //	locks              a byte of it is locked for each sandbox that is being changed
-//	snapshot/<id>/     what was saved: gVisor's files, and what restoring takes besides
+//	snapshot/<id>/     snapshots: gVisor's files, and other data for restoring
 //
 // A program that links this package has its main goroutine tied to its first thread
-// (docs/adr/0013-first-thread.md); work that should be fast belongs on another one.
+// (docs/design/adr/0013-first-thread.md); work that should be fast belongs on another one.
 package local
 
 import (
@@ -29,78 +29,77 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/egress"
+	"github.com/sand-boxer/sandboxer/internal/images"
 	"github.com/sand-boxer/sandboxer/internal/mounts"
 )
 
 // Config is the extension's `config:` block.
 type Config struct {
 	// Paths are further directories of this machine that sandboxes without an image
-	// see, read-only, besides /usr.
-	Paths []string `yaml:"paths" json:"paths,omitempty" help:"Further directories of this machine that sandboxes without an image see, read-only, besides /usr."`
+	// see, read-only, in addition to /usr.
+	Paths []string `yaml:"paths" json:"paths,omitempty" help:"Directories of this machine that sandboxes without an image see read-only, in addition to /usr."`
 	// Etc are further files and directories of /etc that sandboxes without an image get a
-	// copy of, besides what every program needs and what is as its package brought it: as
-	// far as everybody may read them.
-	Etc []string `yaml:"etc" json:"etc,omitempty" help:"Further files and directories of /etc that sandboxes without an image get a copy of, as far as everybody may read them."`
+	// copy of, as far as every user may read them. Files that every program needs, and
+	// unchanged ones of packages, are copied anyway.
+	Etc []string `yaml:"etc" json:"etc,omitempty" help:"Files and directories of /etc that are copied into sandboxes without an image, as far as everybody may read them."`
 	// DNS are the resolvers used for sandboxes with network access; empty means
 	// those of this machine.
 	DNS []string `yaml:"dns" json:"dns,omitempty" help:"Resolvers (address or address:port) for sandboxes with network access; empty means those of this machine."`
 	// Never are addresses and CIDRs that no sandbox reaches, whatever its network policy
-	// says: public addresses of the operator's own, say. This machine's are among them
-	// without being listed.
+	// says, such as the operator's public addresses. This machine's are always included.
 	Never []string `yaml:"never" json:"never,omitempty" help:"Addresses and CIDRs that no sandbox reaches, whatever its network policy says."`
-	// UIDBase and UIDRanges are the host's user and group IDs for sandboxes where the broker is
+	// UIDBase and UIDRanges are the host's user and group IDs for sandboxes if the broker is
 	// root: UIDRanges ranges of 65,536 each, one for each sandbox at a time.
-	UIDBase   int `yaml:"uid_base" json:"uid_base,omitempty" min:"65536" help:"Where the server is root: the first of this machine's user and group IDs that sandboxes have, 65536 each."`
-	UIDRanges int `yaml:"uid_ranges" json:"uid_ranges,omitempty" min:"1" max:"65534" help:"Where the server is root: how many sandboxes there are IDs for, and so how many there can be at once."`
-	// Mounts says what of this machine sandboxes may have mounted.
-	Mounts Mounts `yaml:"mounts" json:"mounts,omitzero" help:"What of this machine sandboxes may have mounted."`
-	// Images is about images, above all those of registries.
+	UIDBase   int `yaml:"uid_base" json:"uid_base,omitempty" min:"65536" help:"Where the server is root: the first of this machine's user and group IDs that sandboxes use, 65536 each."`
+	UIDRanges int `yaml:"uid_ranges" json:"uid_ranges,omitempty" min:"1" max:"65534" help:"Where the server is root: the number of sandboxes with IDs of their own, and so the maximum number of sandboxes."`
+	// ShmSize is the size of /dev/shm; 0 means half of the memory limit.
+	ShmSize int64 `yaml:"shm_size" json:"shm_size,omitempty" unit:"bytes" min:"1MiB" help:"Size of /dev/shm, which counts as memory; empty means half of the memory limit, and 64MiB without one."`
+	// Mounts says which directories of this machine sandboxes may mount.
+	Mounts Mounts `yaml:"mounts" json:"mounts,omitzero" help:"Which directories of this machine sandboxes can mount."`
+	// Images are settings for images, mainly those of registries.
 	Images Images `yaml:"images" json:"images,omitzero" help:"Images, above all those of registries."`
-	// Runner and Agent are the helper programs; empty means those beside the running
+	// Runner and Agent are the helper programs; empty means those next to the running
 	// program, or that program itself.
-	Runner string `yaml:"runner" json:"runner,omitempty" help:"Path of sandboxer-runner; empty means beside the running program."`
-	Agent  string `yaml:"agent" json:"agent,omitempty" help:"Path of sandboxer-agent; empty means beside the running program."`
+	Runner string `yaml:"runner" json:"runner,omitempty" help:"Path of sandboxer-runner; empty means next to the running program."`
+	Agent  string `yaml:"agent" json:"agent,omitempty" help:"Path of sandboxer-agent; empty means next to the running program."`
 }
 
 // Mounts are the settings for mounts.
 type Mounts = mounts.Settings
 
-// A MountRoot is a directory of this machine of which anybody may mount any part.
+// A MountRoot is a directory of this machine. Every caller may mount any part of it.
 type MountRoot = mounts.Root
 
 // Images are the settings for images.
 type Images struct {
-	Pull        string              `yaml:"pull" json:"pull,omitempty" enum:"missing,always,never" help:"When a registry is asked what a tag stands for; a digest is asked about only if its image is not here."`
-	Registries  []string            `yaml:"registries" json:"registries,omitempty" help:"The only registries to pull from, as host[:port], with the server's credentials for everybody; empty means any, and for who is no administrator public ones without credentials."`
-	Insecure    []string            `yaml:"insecure" json:"insecure,omitempty" help:"Registries that may speak plain HTTP, as host[:port]; those on loopback may anyway."`
-	Mirrors     map[string][]string `yaml:"mirrors" json:"mirrors,omitempty" help:"By registry: hosts that are asked first."`
-	Keep        int64               `yaml:"keep" json:"keep,omitempty" unit:"bytes" min:"1MiB" help:"Size of the image store beyond which what was not used for longest is removed."`
-	MaxDownload int64               `yaml:"max_download" json:"max_download,omitempty" unit:"bytes" min:"1KiB" help:"Largest image, as it is fetched."`
-	MaxUnpacked int64               `yaml:"max_unpacked" json:"max_unpacked,omitempty" unit:"bytes" min:"1KiB" help:"Largest image, unpacked."`
-	MaxEntries  int                 `yaml:"max_entries" json:"max_entries,omitempty" min:"1" help:"Most files, directories and links in all layers of an image."`
+	images.Settings
+	Keep        int64 `yaml:"keep" json:"keep,omitempty" unit:"bytes" min:"1MiB" help:"Maximum size of the image store; beyond it, the content that was not used for longest is removed."`
+	MaxDownload int64 `yaml:"max_download" json:"max_download,omitempty" unit:"bytes" min:"1KiB" help:"Maximum size of an image as it is fetched."`
+	MaxUnpacked int64 `yaml:"max_unpacked" json:"max_unpacked,omitempty" unit:"bytes" min:"1KiB" help:"Maximum size of an unpacked image."`
+	MaxEntries  int   `yaml:"max_entries" json:"max_entries,omitempty" min:"1" help:"Maximum number of files, directories and links in all layers of an image."`
 }
 
-// neverShown are directories that Paths may not open to sandboxes, with everything
-// below them and whatever they are in.
+// neverShown are directories that Paths may not open to sandboxes, including everything
+// below them and their parents.
 var neverShown = []string{"/", "/root", "/home", "/etc", "/run", "/var/run", "/proc", "/sys", "/dev", "/boot", "/var/lib",
 	"/var/backups", "/var/mail", "/var/spool"}
 
-// checkShown refuses the directory real, which p stands for, if it is never shown.
+// checkShown refuses the directory real, the target of p, if it must never be shown.
 func checkShown(p, real string) error {
 	for _, n := range neverShown {
 		var why string
 		switch {
 		case n != "/" && inDir(real, n) || real == n:
-			why = "it lies in " + n
+			why = "it is in " + n
 		case inDir(n, real):
-			why = n + " lies in it"
+			why = n + " is in it"
 		default:
 			continue
 		}
 		if real != p {
 			why = "it leads to " + real + ", and " + why
 		}
-		return sandboxer.E(sandboxer.Invalid, nil, "paths: %s is never shown to a sandbox (%s)", p, why).
+		return sandboxer.E(sandboxer.Invalid, nil, "paths: sandboxes can never see %s (%s)", p, why).
 			WithHint("copy what sandboxes need to a directory of its own, or use an image")
 	}
 	return nil
@@ -111,16 +110,16 @@ func inDir(p, dir string) bool {
 }
 
 const (
-	// idShift is the host ID of the owner of a skeleton's files whom sandboxes see as 0. It is
-	// also what ID 0 becomes in sandboxes of builds that had one range for all, and where
-	// mounts cannot map.
+	// idShift is the host ID of a skeleton's files that sandboxes see as 0. It is also the
+	// host ID for ID 0 in sandboxes of builds with one range for all, and if mounts cannot
+	// map.
 	idShift = mounts.IDShift
 	// idCount is how many IDs a range has.
 	idCount = mounts.IDCount
 
-	// Defaults of Config.UIDBase and Config.UIDRanges. From here on nobody on a Linux
-	// machine has IDs by convention: neither people, nor their subordinate IDs (subuid(5)
-	// begins at 100000), nor the containers of systemd, which end right before.
+	// Defaults of Config.UIDBase and Config.UIDRanges. By convention no ID on a Linux machine
+	// is above this: neither those of people, nor their subordinate IDs (subuid(5) begins at
+	// 100000), nor those of systemd's containers, which end right before.
 	defaultUIDBase   = 0x7000_0000
 	defaultUIDRanges = 4000
 )
@@ -142,14 +141,14 @@ func (c *Config) Validate() error {
 		name := strings.TrimPrefix(p, "/etc/")
 		switch {
 		case !filepath.IsLocal(name) || filepath.Clean(name) != name || name == ".":
-			return sandboxer.E(sandboxer.Invalid, nil, "etc: %q is not the clean name of a file or directory of /etc", p)
+			return sandboxer.E(sandboxer.Invalid, nil, "etc: %q is not a clean path of a file or directory of /etc", p)
 		case reservedEtc(name):
-			return sandboxer.E(sandboxer.Invalid, nil, "etc: /etc/%s is about accounts or this machine, and is never copied", name)
+			return sandboxer.E(sandboxer.Invalid, nil, "etc: /etc/%s describes accounts or this machine, and is never copied", name)
 		}
 		c.Etc[i] = name
 	}
 	if end := int64(c.UIDBase) + int64(c.UIDRanges)*idCount; end > 1<<32-idCount || c.UIDBase < idShift+idCount && end > idShift {
-		return sandboxer.E(sandboxer.Invalid, nil, "uid_base and uid_ranges: the IDs %d to %d cannot all be sandboxes' (there are none from %d on, and %d to %d have another use)",
+		return sandboxer.E(sandboxer.Invalid, nil, "uid_base and uid_ranges: sandboxes cannot use all IDs from %d to %d (IDs end before %d, and %d to %d have another use)",
 			c.UIDBase, end-1, int64(1<<32-idCount), idShift, idShift+idCount-1)
 	}
 	dns, err := egress.Resolvers("dns", c.DNS)
@@ -161,7 +160,8 @@ func (c *Config) Validate() error {
 	return err
 }
 
-// reservedEtc reports whether the file of /etc is made up for sandboxes, or about accounts.
+// reservedEtc reports whether sandboxes get a generated version of the file of /etc, or the
+// file is about accounts.
 func reservedEtc(name string) bool {
 	top, _, _ := strings.Cut(name, "/")
 	switch strings.TrimRight(top, "-~") {
@@ -190,8 +190,8 @@ var Adapter = sandboxer.Typed(sandboxer.Adapter{
 	Inputs: []sandboxer.Input{
 		{Name: "repo", Restricted: true, Help: "directory of this machine, copied into the workspace, or a git URL (https, http, git), cloned inside the sandbox"},
 		{Name: "ref", Help: "branch, tag or commit to check out when repo is a git URL"},
-		{Name: "sandbox_id", Help: "the sandbox's ID; a fresh one is made if it is not given"},
+		{Name: "sandbox_id", Help: "the sandbox's ID; without it a new one is made"},
 	},
 }, Config{UIDBase: defaultUIDBase, UIDRanges: defaultUIDRanges, Images: Images{
-	Pull: "missing", Keep: 20 << 30, MaxDownload: 16 << 30, MaxUnpacked: 64 << 30, MaxEntries: 1_000_000,
+	Settings: images.Settings{Pull: "missing"}, Keep: 20 << 30, MaxDownload: 16 << 30, MaxUnpacked: 64 << 30, MaxEntries: 1_000_000,
 }}, open)

@@ -4,11 +4,11 @@ package local
 
 import (
 	"errors"
+	"flag"
 	"fmt"
 	"log/slog"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -20,11 +20,12 @@ import (
 	"github.com/sand-boxer/sandboxer"
 	program "github.com/sand-boxer/sandboxer/extension"
 	"github.com/sand-boxer/sandboxer/extensiontest"
+	"github.com/sand-boxer/sandboxer/internal/buildtest"
 )
 
 // helpers is where TestMain builds the programs that gVisor starts. The test binary
-// cannot play their parts: with the race detector it is linked dynamically, and has
-// no libraries inside gVisor's empty root.
+// cannot be one of them: with the race detector it is linked dynamically, and has no
+// libraries inside gVisor's empty root.
 var helpers string
 
 func TestMain(m *testing.M) {
@@ -46,26 +47,28 @@ func TestMain(m *testing.M) {
 			return 1
 		}
 		defer os.RemoveAll(dir)
-		if err := os.Chmod(dir, 0o755); err != nil { // sandboxes look into it
+		if err := os.Chmod(dir, 0o755); err != nil { // sandboxes read it
 			fmt.Fprintln(os.Stderr, err)
 			return 1
 		}
-		build := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", dir+"/",
-			"github.com/sand-boxer/sandboxer/cmd/sandboxer-runner", "github.com/sand-boxer/sandboxer/cmd/sandboxer-agent",
-			"github.com/sand-boxer/sandboxer/adapters/local/testdata/tool")
-		build.Env = append(os.Environ(), "CGO_ENABLED=0")
-		if out, err := build.CombinedOutput(); err != nil {
-			fmt.Fprintf(os.Stderr, "building the helper programs: %v\n%s", err, out)
+		if err := buildtest.Build(dir, "github.com/sand-boxer/sandboxer/cmd/sandboxer-runner", "github.com/sand-boxer/sandboxer/cmd/sandboxer-agent",
+			"github.com/sand-boxer/sandboxer/adapters/local/testdata/tool"); err != nil {
+			fmt.Fprintln(os.Stderr, err)
 			return 1
 		}
 		helpers = dir
+		// Parallel tests wait for fuses and deadlines, and do little else.
+		flag.Parse()
+		if p := flag.Lookup("test.parallel"); p.Value.String() == p.DefValue {
+			p.Value.Set("4")
+		}
 		return m.Run()
 	}())
 }
 
-// ours is the installation called name of this run of the tests. Control groups bear an
-// installation's name: another run at the same time must not take ours for its own. The
-// processes that tests start belong to the run, which the helpers' directory stands for.
+// ours is the installation called name of this run of the tests. Control groups have an
+// installation's name: another run at the same time must not treat ours as its own. The
+// processes that tests start belong to the run, identified by the helpers' directory.
 func ours(name string) string {
 	return name + "-" + strings.TrimPrefix(filepath.Base(helpers), "sandboxer-local-")
 }
@@ -78,7 +81,7 @@ func shortDir(t testing.TB) string {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		// What a test that failed leaves must not hinder the next.
+		// A failed test's remains must not disturb the next.
 		e := &extension{env: sandboxer.Env{Dir: dir}}
 		if err := removeSkeletons(e.dir("skel"), e.mounts(), noSkeleton, noSkeleton); err != nil {
 			t.Error(err)
@@ -124,7 +127,7 @@ type testWriter struct{ t testing.TB }
 
 func (w testWriter) Write(p []byte) (int, error) { w.t.Logf("%s", p); return len(p), nil }
 
-// needsGVisor skips where gVisor cannot run, and says why.
+// needsGVisor skips a test if gVisor cannot run, and says why.
 func needsGVisor(t testing.TB) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -143,10 +146,10 @@ func TestConformance(t *testing.T) {
 	}))
 }
 
-// harness is that of the extension that open opens in dir.
+// harness is the harness of the extension that open opens in dir.
 func harness(t *testing.T, dir string, open func(t *testing.T, m Mounts) sandboxer.Extension) extensiontest.Harness {
 	t.Helper()
-	enforces := []extensiontest.Feature{extensiontest.Disk, extensiontest.Network, extensiontest.Hostname, extensiontest.Owned}
+	enforces := []extensiontest.Feature{extensiontest.Disk, extensiontest.Network, extensiontest.Hostname, extensiontest.OwnName, extensiontest.Locale, extensiontest.Owned}
 	if findCgroups(ours("conformance")).usable() {
 		enforces = append(enforces, extensiontest.CPU, extensiontest.Memory, extensiontest.PIDs)
 	}
@@ -165,6 +168,7 @@ func harness(t *testing.T, dir string, open func(t *testing.T, m Mounts) sandbox
 		Spec:     sandboxer.Spec{Owner: ours("conformance")},
 		Want:     Adapter.Capabilities,
 		Enforces: enforces,
+		Parallel: 3,
 		Kill: func(t *testing.T, h sandboxer.Handle) {
 			e := openIn(t, dir, ours("conformance"))
 			defer e.Close()
@@ -185,7 +189,7 @@ func harness(t *testing.T, dir string, open func(t *testing.T, m Mounts) sandbox
 			e := openIn(t, dir, ours("conformance"))
 			defer e.Close()
 			var all []func()
-			for _, pids := range processes(t, e) { // kernels and file servers of all that there are
+			for _, pids := range processes(t, e) { // kernels and file servers of all sandboxes
 				for _, pid := range pids {
 					all = append(all, haltProcess(t, pid))
 				}
@@ -203,6 +207,9 @@ func harness(t *testing.T, dir string, open func(t *testing.T, m Mounts) sandbox
 		},
 		Connect: func(to netip.AddrPort) []string {
 			return []string{filepath.Join(helpers, "tool"), "connect", to.String()}
+		},
+		Socket: func(family int) []string {
+			return []string{filepath.Join(helpers, "tool"), "socket", fmt.Sprint(family)}
 		},
 		Listen: func(port int) []string {
 			return []string{filepath.Join(helpers, "tool"), "echo", fmt.Sprintf("127.0.0.1:%d", port)}

@@ -13,10 +13,10 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// memory is what decides whether one more sandbox has room. Limits do not: most
-// sandboxes take a small part of theirs, and the sum of limits may well exceed the
-// machine. What counts is what the machine has left, less what sandboxes that are just
-// coming up will still take of it.
+// memory decides whether there is room for one more sandbox. Limits do not decide it:
+// most sandboxes use a small part of theirs, and the sum of limits may well exceed the
+// machine. What counts is the machine's available memory, less what starting sandboxes
+// will still use.
 type memory struct {
 	available func() int64 // bytes that programs can have without swapping; -1 if unknown
 	used      func(name string) int64
@@ -26,14 +26,14 @@ type memory struct {
 	coming map[string]coming // by sandbox
 }
 
-// coming is a sandbox that has not taken yet what it will.
+// coming is a sandbox that does not yet use its expected memory.
 type coming struct {
 	bytes int64
-	until time.Time // by then it has
+	until time.Time // by then it uses it
 }
 
 const (
-	leastMemory = 24 << 20 // what an idle sandbox takes of a machine, with its agent awake
+	leastMemory = 24 << 20 // of a machine for an idle sandbox, with its agent awake
 	settleTime  = time.Minute
 )
 
@@ -56,7 +56,7 @@ func (e *extension) newMemory() *memory {
 	}
 }
 
-// meminfo reads a figure of the kernel's, in bytes.
+// meminfo reads a value of /proc/meminfo, in bytes.
 func meminfo(key string) (int64, bool) {
 	data, err := os.ReadFile("/proc/meminfo")
 	if err != nil {
@@ -71,7 +71,7 @@ func meminfo(key string) (int64, bool) {
 	return 0, false
 }
 
-// room is the memory for further sandboxes; -1 if it cannot be told.
+// room is the memory for further sandboxes; -1 if unknown.
 func (m *memory) room() int64 {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -94,28 +94,28 @@ func (m *memory) roomLocked() int64 {
 	return max(0, left)
 }
 
-// admit notes that a sandbox comes that will take so many bytes. Kinds: Exhausted when
-// there is no room for it.
+// admit counts a new sandbox with this many bytes. Kinds: Exhausted when there is no
+// room for it.
 func (m *memory) admit(name string, bytes int64) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if left := m.roomLocked(); left >= 0 && left < bytes {
-		return sandboxer.E(sandboxer.Exhausted, nil, "this machine has %d MiB of memory left for sandboxes, and one more takes about %d MiB", left>>20, bytes>>20).
+		return sandboxer.E(sandboxer.Exhausted, nil, "this machine has %d MiB of memory left for sandboxes, and another one needs about %d MiB", left>>20, bytes>>20).
 			WithHint("destroy or pause other sandboxes to disk first")
 	}
 	m.coming[name] = coming{bytes, time.Now().Add(settleTime)}
 	return nil
 }
 
-// forget takes a sandbox that did not come, or is gone, out of the account.
+// forget removes a sandbox that did not start, or is gone, from the count.
 func (m *memory) forget(name string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.coming, name)
 }
 
-// size is what a further sandbox is counted with: as much as those that run have on
-// average, and at least an idle one's.
+// size is the expected memory of a further sandbox: the average of the running ones,
+// and at least that of an idle one.
 func (m *memory) size(names []string) int64 {
 	var sum, n int64
 	for _, name := range names {
@@ -129,7 +129,7 @@ func (m *memory) size(names []string) int64 {
 	return max(leastMemory, sum/n)
 }
 
-// savedBytes is the memory of a saved sandbox: what its files have.
+// savedBytes is the memory of a saved sandbox: the size of its files.
 func savedBytes(dir string) int64 {
 	var sum int64
 	entries, _ := os.ReadDir(dir)

@@ -20,13 +20,14 @@ func TestRoomIsMemory(t *testing.T) {
 	if got := m.room() >> 20; got != 900 {
 		t.Errorf("room for %d MiB", got)
 	}
-	// Two that come at the same time are both counted before they have taken anything.
+	// Two that start at the same time are both counted before they use any memory.
 	for i, want := range []bool{true, true, false} {
 		if err := m.admit(fmt.Sprint(i), 400<<20); (err == nil) != want || err != nil && sandboxer.KindOf(err) != sandboxer.Exhausted {
 			t.Errorf("sandbox %d of 400 MiB in 900: %v", i, err)
 		}
 	}
-	// What they have taken is missing from what is available, and not counted twice.
+	// Memory that they use is missing from the available memory, and is not counted
+	// twice.
 	free, used["0"], used["1"] = 300<<20, 400<<20, 300<<20
 	if got := m.room() >> 20; got != 100 {
 		t.Errorf("room for %d MiB", got)
@@ -51,7 +52,8 @@ func TestRoomIsMemory(t *testing.T) {
 	}
 }
 
-// TestAdmittedByMemory makes and restores sandboxes on a machine that says it is full.
+// TestAdmittedByMemory makes and restores sandboxes on a machine that reports no free
+// memory.
 func TestAdmittedByMemory(t *testing.T) {
 	e := openTest(t)
 	h := up(t, e, sandboxer.Spec{})
@@ -88,8 +90,8 @@ func TestAdmittedByMemory(t *testing.T) {
 	}
 }
 
-// TestManyConnectionsToTheAgentAtOnce takes more connections than are made at a time,
-// each of which must work.
+// TestManyConnectionsToTheAgentAtOnce opens more connections than one batch has; each
+// must work.
 func TestManyConnectionsToTheAgentAtOnce(t *testing.T) {
 	e := openTest(t)
 	h := up(t, e, sandboxer.Spec{})
@@ -124,7 +126,7 @@ func TestManyConnectionsToTheAgentAtOnce(t *testing.T) {
 		}
 		c.Close()
 	}
-	// More are there before they are asked for.
+	// More exist before they are needed.
 	c, err := b.donations.Dial(t.Context())
 	if err != nil {
 		t.Fatal(err)

@@ -65,11 +65,11 @@ func TestSmallFilesOfAnImageCanBeMapped(t *testing.T) {
 			t.Errorf("/%s mapped: %d bytes, exit %d, %v; it has %d: %.100q", f, out.Len(), x.Code, err, len(want), out.Bytes())
 		}
 	}
-	// What follows a mapped file up to the end of its page is zeros, not a neighbour's.
+	// The rest of a mapped file's last page is zeros, not a neighbour's data.
 	if got := sh(t, e, h, "/bin/tool maprest /one; /bin/tool maprest /bin/small"); got != "4095 zeros\n"+strconv.Itoa(4096-len(small))+" zeros" {
 		t.Errorf("after the ends: %s", got)
 	}
-	for _, p := range []string{"small", "same", "hard"} { // says 2 without arguments
+	for _, p := range []string{"small", "same", "hard"} { // it prints 2 without arguments
 		if x, err := e.Exec(t.Context(), h, sandboxer.Cmd{Args: []string{"/bin/" + p}}); err != nil || x.Code != 2 {
 			t.Errorf("/bin/%s: exit %d, %v", p, x.Code, err)
 		}

@@ -3,6 +3,7 @@
 package local
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -19,18 +20,20 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/mounts"
+	"github.com/sand-boxer/sandboxer/internal/users"
 )
 
-// The directories and files of this machine that a sandbox has mounted reach its file server
-// as mounts of their own, each at a place that is the sandbox's while it is made: not a name
-// of the source, which somebody could lead elsewhere, but the very directory that was looked
-// at. They map user IDs. In the sandbox they begin at a fixed place beside the agent, whatever
-// its root has, and before anything of the guest's runs the agent moves them to their targets.
+// A sandbox's mounts of directories and files of this machine reach its file server as mounts
+// of their own, each at a place that belongs to the sandbox during its creation: not by the
+// source's name, which another process could redirect, but the very directory that was
+// checked. They map user IDs. In the sandbox they first appear at a fixed place next to the
+// agent, whatever its root has, and before any guest process runs the agent moves them to
+// their targets.
 
-// mountsDir is where, inside, mounts begin: in a directory each, or on a file.
+// mountsDir is where mounts first appear inside: each as a directory or a file.
 const mountsDir = agentDir + "/mounts"
 
-// mountAt is where the mount with that number begins.
+// mountAt is where the mount with that number first appears.
 func mountAt(i int, isDir bool) string {
 	if isDir {
 		return fmt.Sprintf("%s/d%d", mountsDir, i)
@@ -38,28 +41,28 @@ func mountAt(i int, isDir bool) string {
 	return fmt.Sprintf("%s/f%d", mountsDir, i)
 }
 
-// A mountSource is what is mounted, opened.
+// A mountSource is an opened source of a mount.
 type mountSource struct {
 	*mounts.Source
 	place string // where the file server finds it
 }
 
-// at is where the mount with that number begins inside.
+// at is where the mount with that number first appears inside.
 func (s *mountSource) at(i int) string { return mountAt(i, s.IsDir) }
 
-// openSources opens what spec mounts. Kinds: Invalid for what cannot be mounted, Denied for
-// what must not be, Unsupported.
+// openSources opens the sources of spec's mounts. Kinds: Invalid for one that cannot be
+// mounted, Denied for one that must not be, Unsupported.
 func (e *extension) openSources(spec sandboxer.Spec) (sources []*mountSource, err error) {
 	if len(spec.Mounts) == 0 {
 		return nil, nil
 	}
 	switch {
 	case !e.asRoot:
-		return nil, sandboxer.E(sandboxer.Unsupported, nil, "%s mounts nothing where the server is an ordinary user, who cannot map the owners of files", e.env.Extension).
+		return nil, sandboxer.E(sandboxer.Unsupported, nil, "%s mounts nothing if the server is an ordinary user, because mapping the owners of files needs root", e.env.Extension).
 			WithHint("run the server as root, or give a directory as the repo input: it is copied")
 	case e.ids == nil || e.ids.why != nil:
-		return nil, sandboxer.E(sandboxer.Unsupported, nil, "%s mounts nothing on this machine, which cannot give sandboxes user IDs of their own", e.env.Extension).
-			WithHint("the log says why at the start; or give a directory as the repo input: it is copied")
+		return nil, sandboxer.E(sandboxer.Unsupported, nil, "%s mounts nothing on this machine, because it cannot give each sandbox its own user IDs", e.env.Extension).
+			WithHint("the log has the reason, at the start of the server; or give a directory as the repo input: it is copied")
 	}
 	opened, err := e.opener().Open(spec)
 	for _, s := range opened {
@@ -68,7 +71,7 @@ func (e *extension) openSources(spec sandboxer.Spec) (sources []*mountSource, er
 	return sources, err
 }
 
-// opener opens what is mounted.
+// opener opens sources of mounts.
 func (e *extension) opener() *mounts.Opener {
 	o := &mounts.Opener{Settings: e.cfg.Mounts, Extension: e.env.Extension, Own: slices.Concat(e.env.Own, []string{e.env.Dir, filepath.Dir(e.mounts())})}
 	if e.ids != nil {
@@ -84,7 +87,7 @@ func closeSources(sources []*mountSource) {
 }
 
 // showSources mounts the sources at their places.
-func (e *extension) showSources(sources []*mountSource, who identity, base uint32) error {
+func (e *extension) showSources(sources []*mountSource, who users.User, base uint32) error {
 	for _, s := range sources {
 		if err := e.showSource(s, who, base); err != nil {
 			if _, told := errors.AsType[*sandboxer.Error](err); told {
@@ -96,7 +99,7 @@ func (e *extension) showSources(sources []*mountSource, who identity, base uint3
 	return nil
 }
 
-func (e *extension) showSource(s *mountSource, who identity, base uint32) error {
+func (e *extension) showSource(s *mountSource, who users.User, base uint32) error {
 	var err error
 	if s.IsDir {
 		err = walkable(s.place)
@@ -109,7 +112,7 @@ func (e *extension) showSource(s *mountSource, who identity, base uint32) error 
 	if err != nil {
 		return err
 	}
-	fd, err := s.Tree(who.uid, who.gid, base)
+	fd, err := s.Tree(who.UID, who.GID, base)
 	if err != nil {
 		return err
 	}
@@ -117,10 +120,10 @@ func (e *extension) showSource(s *mountSource, who identity, base uint32) error 
 	return os.NewSyscallError("move_mount", unix.MoveMount(fd, "", unix.AT_FDCWD, s.place, unix.MOVE_MOUNT_F_EMPTY_PATH))
 }
 
-// identify says who the user called name is, before the sandbox is there.
-func identify(name string, skel *skeleton, img *image) (identity, error) {
+// identify returns the user called name, before the sandbox exists.
+func identify(name string, skel *skeleton, img *image) (users.User, error) {
 	if isRoot(name) {
-		return rootIdentity, nil
+		return root, nil
 	}
 	var passwd []byte
 	var err error
@@ -130,12 +133,12 @@ func identify(name string, skel *skeleton, img *image) (identity, error) {
 		passwd, err = img.read("etc/passwd")
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return identity{}, sandboxer.E(sandboxer.Invalid, err, "who the user %q is in the sandbox cannot be told: /etc/passwd cannot be read", name)
+		return users.User{}, sandboxer.E(sandboxer.Invalid, err, "the user %q of the sandbox cannot be looked up: /etc/passwd cannot be read", name)
 	}
-	return findUser(name, string(passwd))
+	return users.Find(name, bytes.NewReader(passwd), nil)
 }
 
-// read returns the beginning of a file of the image, which is no link.
+// read returns the beginning of a file of the image, which must not be a link.
 func (i *image) read(name string) ([]byte, error) {
 	f, err := os.Open(i.path)
 	if err != nil {
@@ -154,13 +157,12 @@ func (i *image) read(name string) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(r, maxSmall))
 }
 
-// mountTargets moves the sandbox's mounts to where they are asked for. Nothing of the guest's
-// has run yet.
+// mountTargets moves the sandbox's mounts to their targets. No guest process has run yet.
 func (b *liveSandbox) mountTargets(ctx context.Context, mounts []sandboxer.Mount) error {
 	if len(mounts) == 0 {
 		return nil
 	}
-	at := map[string]string{} // target to where it begins
+	at := map[string]string{} // target to first place
 	for _, m := range b.c.Spec.Mounts {
 		var i int
 		var kind rune
@@ -174,7 +176,7 @@ func (b *liveSandbox) mountTargets(ctx context.Context, mounts []sandboxer.Mount
 	}
 	said, err := memoryFile("sandboxer")
 	if err != nil {
-		return sandboxer.E(sandboxer.Unavailable, err, "no memory for what the agent says")
+		return sandboxer.E(sandboxer.Unavailable, err, "no memory for the output of the agent")
 	}
 	defer said.Close()
 	ws, err := b.run(ctx, append(slices.Clone(ownCapabilities), "CAP_SYS_ADMIN"), map[int]*os.File{2: said}, args...)
@@ -193,7 +195,7 @@ func (b *liveSandbox) mountTargets(ctx context.Context, mounts []sandboxer.Mount
 }
 
 // sameMounts reports whether two lists mount at the same targets, with the same rights, in the
-// same order. What is mounted there may differ: a snapshot has nothing of it.
+// same order. The sources may differ: a snapshot contains nothing of them.
 func sameMounts(a, b []sandboxer.Mount) bool {
 	return slices.EqualFunc(a, b, func(a, b sandboxer.Mount) bool { return a.Target == b.Target && a.ReadOnly == b.ReadOnly })
 }

@@ -24,8 +24,8 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/mounts"
 )
 
-// TestMountsOfTheServersOwn: no sandbox sees anything of the server's directories, whoever
-// asks and whatever they are called.
+// TestMountsOfTheServersOwn: no sandbox sees any of the server's directories, for any caller and
+// under any name.
 func TestMountsOfTheServersOwn(t *testing.T) {
 	e := openTest(t)
 	ownIDs(t, e)
@@ -59,7 +59,7 @@ func TestMountsOfTheServersOwn(t *testing.T) {
 	check(t, other, "")
 	check(t, filepath.Join(other, "f"), "")
 	check(t, "/proc/sys", sandboxer.Unsupported) // its owners cannot be mapped, which is known before anything is made
-	// Under another name it is the same.
+	// Another name makes no difference.
 	for src, refused := range map[string]bool{own: true, filepath.Dir(own): true, other: false} {
 		if err := unix.Mount(src, alias, "", unix.MS_BIND, ""); err != nil {
 			t.Fatal(err)
@@ -79,7 +79,7 @@ func TestMountsOfTheServersOwn(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// What is mounted in a source would not be seen.
+	// A mount inside a source would not be visible.
 	in := filepath.Join(other, "in")
 	if err := os.Mkdir(in, 0o755); err != nil {
 		t.Fatal(err)
@@ -91,8 +91,8 @@ func TestMountsOfTheServersOwn(t *testing.T) {
 	check(t, other, sandboxer.Invalid)
 }
 
-// TestMountsLeaveNothing: what a create mounts on this machine is gone when it has ended, also
-// where it failed, and the sources are as they were; the next server finds the sandbox.
+// TestMountsLeaveNothing: a create's mounts on this machine are gone when it has ended, even if it
+// failed, and the sources are unchanged; the next server finds the sandbox.
 func TestMountsLeaveNothing(t *testing.T) {
 	needsGVisor(t)
 	dir := shortDir(t)
@@ -151,8 +151,45 @@ func TestMountsLeaveNothing(t *testing.T) {
 	}
 }
 
-// TestMountsOnImages: the user is the image's, missing parts of targets are made, no link of
-// an image leads a mount elsewhere, and its working directory is the workspace.
+// TestMountsAndLocks: locks of this machine have no effect in a sandbox, and a writable mount says
+// so. If that changes one day, the message is wrong.
+func TestMountsAndLocks(t *testing.T) {
+	needsGVisor(t)
+	e := openIn(t, shortDir(t), ours("test"))
+	defer func() { _ = e.Close() }()
+	ownIDs(t, e)
+	src, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.Create(filepath.Join(src, "f"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	said := func(h sandboxer.Handle) string {
+		t.Helper()
+		r, err := e.WaitReady(t.Context(), h)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r.Extra[sandboxer.ExtraChanged]
+	}
+	h := up(t, e, sandboxer.Spec{ID: "writes", Mounts: []sandboxer.Mount{{Source: src, Target: "/mnt/d"}}})
+	if got := sh(t, e, h, "flock -n /mnt/d/f echo free || echo held"); got != "free" || said(h) != sandboxer.ChangedMounts {
+		t.Errorf("inside the lock is %s, and the sandbox says %q", got, said(h))
+	}
+	h = up(t, e, sandboxer.Spec{ID: "reads", Mounts: []sandboxer.Mount{{Source: src, Target: "/mnt/d", ReadOnly: true}}})
+	if said(h) != "" {
+		t.Errorf("of a mount that is only read the sandbox says %q", said(h))
+	}
+}
+
+// TestMountsOnImages: the user is the image's, missing parts of targets are made, no link of an
+// image redirects a mount, and its working directory is the workspace.
 func TestMountsOnImages(t *testing.T) {
 	e := openTest(t)
 	ownIDs(t, e)
@@ -192,7 +229,7 @@ func TestMountsOnImages(t *testing.T) {
 	}
 }
 
-// TestMountsOfAWarmSandbox: one that waits has the mounts of its profile, as they are.
+// TestMountsOfAWarmSandbox: a warm sandbox has the mounts of its profile, in their present state.
 func TestMountsOfAWarmSandbox(t *testing.T) {
 	e := openTest(t)
 	ownIDs(t, e)

@@ -23,15 +23,15 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/namespaces"
 )
 
-// world is a network namespace that stands for the internet: a host with a public
-// and a private address of either kind behind a pair of virtual interfaces. The
-// ranges are those reserved for documentation; where in them depends on the process,
-// so that tests of several can run at a time.
+// world is a network namespace that stands for the internet: a host with a public and a
+// private address of either kind behind a pair of virtual interfaces. The ranges are those
+// reserved for documentation; the addresses in them depend on the process, so that several
+// processes can run tests at a time.
 type world struct {
 	run              func(f func()) // f in the namespace
 	host, host6      string         // public addresses
 	private, unique  string         // private ones
-	own, own6, extra string         // this machine's towards it; extra is one that no interface has
+	own, own6, extra string         // this machine's towards it; no interface has extra
 }
 
 func outside(t testing.TB) world {
@@ -65,7 +65,7 @@ func outside(t testing.TB) world {
 	ip("link", "add", dev, "type", "veth", "peer", "name", "eth0", "netns", ns)
 	t.Cleanup(func() {
 		_ = exec.Command("ip", "route", "del", "local", w.extra, "dev", "lo").Run()
-		_ = exec.Command("ip", "link", "del", dev).Run() // goes with its peer, but not at once
+		_ = exec.Command("ip", "link", "del", dev).Run() // its peer goes with it, but not at once
 	})
 	six := []string{w.own6 + "/64", strings.TrimSuffix(w.unique, "2") + "1/64"}
 	ip("addr", "add", w.own+"/30", "dev", dev)
@@ -95,8 +95,8 @@ func outside(t testing.TB) world {
 // here is world.run for this machine itself.
 func here(f func()) { f() }
 
-// TestThreadsComeBack starts programs in the network namespace that gVisor starts its own
-// in, many at a time: afterwards every thread of this process is where it was.
+// TestThreadsComeBack starts many programs at once in the network namespace that gVisor
+// uses for its own: afterwards every thread of this process is back in its namespace.
 func TestThreadsComeBack(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("only gVisor started by root enters the network namespace of others")
@@ -124,7 +124,7 @@ func TestThreadsComeBack(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// A start is over when the program runs, a moment before its thread is back.
+	// A start returns when the program runs, a moment before its thread is back.
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
 		away := 0
 		threads, err := filepath.Glob("/proc/self/task/*/ns/net")
@@ -247,8 +247,8 @@ func TestPublicNetwork(t *testing.T) {
 }
 
 // TestRestartsKeepTheNetwork: a sandbox that outlives forty brokers has the interfaces and
-// descriptors that it had under the first, and each broker is its way out. (A second
-// interface each time took what its kernel never gives back.)
+// descriptors that it had under the first, and a network through each broker. (A second
+// interface each time would take resources that its kernel never releases.)
 func TestRestartsKeepTheNetwork(t *testing.T) {
 	needsGVisor(t)
 	w := outside(t)
@@ -304,7 +304,7 @@ func TestRestartsKeepTheNetwork(t *testing.T) {
 	}
 	const restarts = 40
 	for i := 1; i <= restarts; i++ {
-		without := i == restarts/2 // it is not to be used when the broker ends, and later again
+		without := i == restarts/2 // without a network when the broker ends, and with one again later
 		set := func(p sandboxer.NetworkPolicy) {
 			t.Helper()
 			for what, h := range sandboxes {
@@ -331,7 +331,7 @@ func TestRestartsKeepTheNetwork(t *testing.T) {
 		for what, h := range sandboxes {
 			got := look(h)
 			most[what] = max(most[what], got.descriptors)
-			// Some come and go with what runs inside; an interface takes forty, for good.
+			// Some vary with the processes inside; an interface takes forty, for good.
 			if got.interfaces != first[what].interfaces || got.descriptors >= first[what].descriptors+100 {
 				t.Fatalf("network %s, after %d restarts: %+v; at first %+v", what, i, got, first[what])
 			}

@@ -28,7 +28,7 @@ func networked(p sandboxer.NetworkPolicy) bool {
 	return p.Mode != "" && p.Mode != sandboxer.NetworkNone
 }
 
-// policy makes p ready to be enforced.
+// policy prepares p for enforcement.
 func (e *extension) policy(p sandboxer.NetworkPolicy) (usernet.Policy, error) {
 	never, err := e.cfg.never()
 	if err != nil {
@@ -37,7 +37,7 @@ func (e *extension) policy(p sandboxer.NetworkPolicy) (usernet.Policy, error) {
 	return usernet.NewPolicy(p, never)
 }
 
-// link makes a network link for the sandbox called name that lets through what p says.
+// link makes a network link for the sandbox called name that enforces p.
 func (e *extension) link(name string, p sandboxer.NetworkPolicy) (*usernet.Net, error) {
 	opts, err := e.linkOptions(name, p)
 	if err != nil {
@@ -55,13 +55,13 @@ func (e *extension) linkOptions(name string, p sandboxer.NetworkPolicy) (usernet
 	return usernet.Options{Policy: policy, Resolvers: resolvers, Path: e.dir("box", name, "link")}, err
 }
 
-// linked reports whether a running sandbox has a link, or is to have one. One that it may not
-// use at the time needs its other end, too: what refuses at once is there.
+// linked reports whether a running sandbox has a link, or should have one. A link that is
+// currently unused also needs its other end: that end is what refuses at once.
 func (r record) linked() bool { return networked(r.Network) || r.Link != 0 }
 
-// reconnect gives sandboxes that outlived a former broker process their network
-// again. Open connections are lost, as with any change of network. It does not wait for
-// those that do not answer, which get it when they do.
+// reconnect reconnects sandboxes of an earlier broker process to the network. Open
+// connections are lost, as with any change of network. It does not wait for sandboxes that do
+// not answer; they get it when they do.
 func (e *extension) reconnect() error {
 	names, err := e.recorded()
 	if err != nil {
@@ -86,14 +86,14 @@ func (e *extension) reconnect() error {
 	return nil
 }
 
-// replug is reconnect for a sandbox that answers again.
+// replug is reconnect for a sandbox that responds again.
 func (e *extension) replug(name string) {
 	if rec, err := e.record(name); err == nil && rec.linked() {
 		e.aside(func() { e.reconnectOne(name) })
 	}
 }
 
-// reconnectOne gives a sandbox its network if it has none and is to have one.
+// reconnectOne gives a sandbox its network if it should have one and has none.
 func (e *extension) reconnectOne(name string) {
 	err := func() error {
 		unlock, err := e.lock(e.ctx, name)
@@ -118,14 +118,14 @@ func (e *extension) reconnectOne(name string) {
 		return e.connect(e.ctx, b, rec)
 	}()
 	if err != nil && !errors.Is(err, sandboxer.NotFound) && e.ctx.Err() == nil {
-		e.warn("a sandbox is without its network", fmt.Errorf("sandbox %s: %w", name, err))
+		e.warn("a sandbox has no network", fmt.Errorf("sandbox %s: %w", name, err))
 	}
 }
 
-// connect gives a running sandbox its network with the policy in rec, which is written
-// down first.
+// connect gives a running sandbox its network with the policy in rec, which it records
+// first.
 func (e *extension) connect(ctx context.Context, b *liveSandbox, rec record) error {
-	if rec.Link == 0 { // it never had one, or one of a build whose links end with it
+	if rec.Link == 0 { // it never had a link, or an older build's, which ended with that build
 		return e.plugIn(ctx, b, rec)
 	}
 	err := e.writeRecord(b.name, rec)
@@ -135,13 +135,13 @@ func (e *extension) connect(ctx context.Context, b *liveSandbox, rec record) err
 	if err = e.takeLink(b, rec); err == nil || !networked(rec.Network) {
 		return err
 	}
-	e.warn("the network link of a sandbox cannot be taken up; it gets another", fmt.Errorf("sandbox %s: %w", b.name, err))
+	e.warn("the network link of a sandbox cannot be reused; it gets a new one", fmt.Errorf("sandbox %s: %w", b.name, err))
 	return e.plugIn(ctx, b, rec)
 }
 
-// takeLink makes this process the other end of the link that a sandbox has from a former
-// one. Another interface would take forty descriptors of the sandbox's, which its kernel
-// never gives back; and the kernel would have to answer for that.
+// takeLink makes this process the other end of a sandbox's link from an earlier process.
+// Another interface would take forty descriptors of the sandbox, which its kernel never
+// releases; and the kernel would have to answer for that.
 func (e *extension) takeLink(b *liveSandbox, rec record) error {
 	opts, err := e.linkOptions(b.name, rec.Network)
 	if err != nil {
@@ -160,15 +160,15 @@ func (e *extension) takeLink(b *liveSandbox, rec record) error {
 	return nil
 }
 
-// socket returns a descriptor of the socket with that inode number which the sandbox's
-// kernel has open. It is no file of Go's, which would have the kernel wait for it.
+// socket returns a descriptor of the socket with that inode number in the sandbox's kernel.
+// It is no os.File: Go could make it blocking, and the kernel would then wait for it.
 func (b *liveSandbox) socket(inode uint64) (fd int, err error) {
 	process, err := unix.PidfdOpen(b.pid, 0)
 	if err != nil {
 		return -1, os.NewSyscallError("pidfd_open", err)
 	}
 	defer unix.Close(process)
-	if !b.alive() { // so the number was not used again before
+	if !b.alive() { // so the number was not reused before
 		return -1, errors.New("the sandbox ended")
 	}
 	dir := fmt.Sprintf("/proc/%d/fd", b.pid)
@@ -195,10 +195,10 @@ func (b *liveSandbox) socket(inode uint64) (fd int, err error) {
 		}
 		unix.Close(fd)
 	}
-	return -1, errors.New("the sandbox's kernel has closed it")
+	return -1, errors.New("the sandbox's kernel closed it")
 }
 
-// connected notes the link of b, in place of the former.
+// connected replaces the link of b.
 func (b *liveSandbox) connected(n *usernet.Net) {
 	b.mu.Lock()
 	old := b.net
@@ -209,8 +209,8 @@ func (b *liveSandbox) connected(n *usernet.Net) {
 	}
 }
 
-// plugIn gives a running sandbox a new link with the policy in rec, which it writes
-// down first.
+// plugIn gives a running sandbox a new link with the policy in rec, which it records
+// first.
 func (e *extension) plugIn(ctx context.Context, b *liveSandbox, rec record) error {
 	n, err := e.link(b.name, rec.Network)
 	if err != nil {
@@ -230,9 +230,9 @@ func (e *extension) plugIn(ctx context.Context, b *liveSandbox, rec record) erro
 	return nil
 }
 
-// SetNetwork implements sandboxer.Networker. What is in the record is what the next
-// process of the broker enforces; so it is never wider than what is in force and was
-// asked for: what narrows is written before, what fails is taken back.
+// SetNetwork implements sandboxer.Networker. The next process of the broker enforces the
+// record; so it is never wider than the policy in force and the requested one: a narrower
+// policy is written before, a failed one is reverted.
 func (e *extension) SetNetwork(ctx context.Context, h sandboxer.Handle, p sandboxer.NetworkPolicy) error {
 	policy, err := e.policy(p)
 	if err != nil {
@@ -257,7 +257,7 @@ func (e *extension) SetNetwork(ctx context.Context, h sandboxer.Handle, p sandbo
 		if err = e.connect(ctx, b, rec); err == nil {
 			return nil
 		}
-		// The number of the interface is used up, whether it came to be or not.
+		// The number of the interface is used up, whether it was made or not.
 		former.Plugs = rec.Plugs + 1
 		return errors.Join(sandboxer.E(sandboxer.Unavailable, err, "the sandbox's network could not be made"), e.writeRecord(name, former))
 	}
@@ -273,7 +273,7 @@ func (e *extension) SetNetwork(ctx context.Context, h sandboxer.Handle, p sandbo
 // interfaces describes the sandbox's interfaces to gVisor: loopback, and, if link is not
 // nil, an Ethernet interface of that name on it.
 func interfaces(link *os.File, name string) *boot.CreateLinksAndRoutesArgs {
-	// Loopback is not a matter of course: without it there is no 127.0.0.1.
+	// Loopback must be requested: without it there is no 127.0.0.1.
 	args := &boot.CreateLinksAndRoutesArgs{LoopbackLinks: []boot.LoopbackLink{boot.DefaultLoopbackLink}}
 	if link == nil {
 		return args

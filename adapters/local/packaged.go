@@ -14,23 +14,23 @@ import (
 	"strings"
 )
 
-// Where dpkg and ucf, which does the same for some packages, remember what their
-// configuration files were like when they came.
+// Where dpkg and ucf, which does the same for some packages, record the original
+// configuration files.
 const (
 	dpkgStatus = "/var/lib/dpkg/status"
 	ucfHashes  = "/var/lib/ucf/hashfile"
 )
 
-// Bounds on what is taken from packages, beyond which the rest is left out.
+// Bounds on what is copied of packages; the rest is left out.
 const (
-	maxBooks    = 64 << 20
+	maxDatabase = 64 << 20
 	maxPackaged = 20_000
 	maxConffile = 4 << 20
 )
 
-// packaged plans copies of those files of /etc that are as a package brought them: they say
-// nothing of this machine that /usr does not, and programs look for them. A file that
-// somebody changed may hold a secret; it takes the setting etc. Links beside them
+// packaged plans copies of the files of /etc that are unchanged since their package was
+// installed: they reveal no more about this machine than /usr does, and programs need them.
+// A changed file may hold a secret; copying it takes the setting etc. Links next to them
 // are copied if they lead into /usr.
 func (b *skeletonBuilder) packaged() error {
 	known := map[string]string{}
@@ -45,7 +45,7 @@ func (b *skeletonBuilder) packaged() error {
 		if len(dirs) > maxPackaged || !inEtc(name) || b.seen[name] {
 			continue
 		}
-		// No link on the way: it would be another file than the package's.
+		// No link on the way: it would lead to another file than the package's.
 		if real, err := filepath.EvalSymlinks(filepath.Dir(name)); err != nil || real != filepath.Dir(name) {
 			continue
 		}
@@ -90,18 +90,18 @@ func (b *skeletonBuilder) packaged() error {
 	return nil
 }
 
-// inEtc reports whether name is a file below /etc that a package may bring, and none that
-// makes no sense or is dangerous to copy whatever a package says.
+// inEtc reports whether name is a file below /etc that a package may bring, and that is
+// useful and safe to copy whatever a package says.
 func inEtc(name string) bool {
 	if !strings.HasPrefix(name, "/etc/") || filepath.Clean(name) != name {
 		return false
 	}
-	// How this machine reaches others is nothing to find, even where it is as it was shipped.
+	// How this machine reaches others stays hidden, even if the file is unchanged.
 	return !strings.HasPrefix(name, "/etc/ssh/") && !reservedEtc(strings.TrimPrefix(name, "/etc/"))
 }
 
-// conffiles reads from dpkg's status what files it has installed as configuration, with the
-// MD5 sums that they came with.
+// conffiles reads from dpkg's status which configuration files are installed, with their
+// original MD5 sums.
 func conffiles(status string, into map[string]string) {
 	inside := false
 	for line := range strings.Lines(status) {
@@ -110,7 +110,7 @@ func conffiles(status string, into map[string]string) {
 			continue
 		}
 		f := strings.Fields(line)
-		if inside && len(f) == 2 { // a third says that it is obsolete
+		if inside && len(f) == 2 { // a third field marks it as obsolete
 			into[f[0]] = f[1]
 		}
 	}
@@ -133,7 +133,7 @@ func readBounded(name string) string {
 		return ""
 	}
 	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, maxBooks))
+	data, err := io.ReadAll(io.LimitReader(f, maxDatabase))
 	if err != nil {
 		return ""
 	}

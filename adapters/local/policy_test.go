@@ -22,10 +22,10 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// dnsServer is an authoritative server of made-up names, over UDP and TCP.
+// dnsServer is an authoritative server of test names, over UDP and TCP.
 type dnsServer struct {
 	mu    sync.Mutex
-	zones map[string]func(ask int) []any // by name: addresses, and "=alias" strings; "!owner address" for somebody else's record
+	zones map[string]func(ask int) []any // by name: addresses, and "=alias" strings; "!owner address" for a record of another owner
 	asked map[string]int
 }
 
@@ -129,8 +129,7 @@ func (s *dnsServer) answer(t testing.TB, query []byte, limit int) []byte {
 
 func always(records ...any) func(int) []any { return func(int) []any { return records } }
 
-// greet answers every connection and datagram to addr with "hello" and, for what
-// comes, the same again.
+// greet answers every connection and datagram to addr with "hello", and then echoes.
 func greet(t testing.TB, run func(func()), addr string) {
 	t.Helper()
 	l := listenIn(t, run, addr)
@@ -166,8 +165,8 @@ func allow(list ...string) sandboxer.NetworkPolicy {
 	return sandboxer.NetworkPolicy{Mode: sandboxer.NetworkAllow, Allow: list}
 }
 
-// reaches runs one client inside for all targets; the answer for each is "hello" or
-// why not.
+// reaches runs one client inside for all targets; the result for each is "hello" or
+// the reason.
 func reaches(t *testing.T, e *extension, h sandboxer.Handle, targets ...string) map[string]string {
 	t.Helper()
 	out := map[string]string{}
@@ -184,8 +183,8 @@ func setNetwork(t *testing.T, e *extension, h sandboxer.Handle, p sandboxer.Netw
 	}
 }
 
-// TestNetworkPolicy goes through the modes in one sandbox, with real servers outside,
-// and looks from inside at what can be reached.
+// TestNetworkPolicy tries all modes in one sandbox, with real servers outside, and
+// checks from inside what can be reached.
 func TestNetworkPolicy(t *testing.T) {
 	needsGVisor(t)
 	w := outside(t)
@@ -227,7 +226,7 @@ func TestNetworkPolicy(t *testing.T) {
 			}
 			return []any{w.host6}
 		},
-		"rebind.example": func(n int) []any { // public once, then inside
+		"rebind.example": func(n int) []any { // first public, then inside
 			if n == 1 {
 				return []any{w.host}
 			}
@@ -238,7 +237,7 @@ func TestNetworkPolicy(t *testing.T) {
 	config := func(c *Config) { c.DNS = []string{w.host + ":53"} }
 	e := openIn(t, dir, ours("test"), config)
 	t.Cleanup(func() { e.Close() })
-	h := up(t, e, sandboxer.Spec{}) // begins without a network
+	h := up(t, e, sandboxer.Spec{}) // starts without a network
 
 	type want map[string]string
 	const hello, refused, none = "hello", "refused", "no such host"
@@ -390,7 +389,7 @@ func TestNetworkPolicy(t *testing.T) {
 			case <-time.After(300 * time.Millisecond):
 			}
 		}
-		// It was let through as an address, and is pinned to the name now.
+		// It was allowed as an address, and is now pinned to the name.
 		setNetwork(t, e, h, sandboxer.NetworkPolicy{})
 		for _, r := range []*holding{first, second} {
 			if line := <-r.lines; line != "ended reset" {
@@ -481,8 +480,8 @@ func hold(t *testing.T, e *extension, h sandboxer.Handle, addr string) *holding 
 	return c
 }
 
-// TestNetworkLeavesNothing uses a network in every way and looks for what stays in
-// the broker after the sandbox is gone.
+// TestNetworkLeavesNothing uses a network in every way and checks what stays in the
+// broker after the sandbox is gone.
 func TestNetworkLeavesNothing(t *testing.T) {
 	needsGVisor(t)
 	w := outside(t)
@@ -514,7 +513,7 @@ func TestNetworkLeavesNothing(t *testing.T) {
 		}
 		return open
 	}
-	runtime.GC() // gVisor leaves a pipe and the handles of two processes of each life to it
+	runtime.GC() // gVisor leaves it a pipe and two process handles of each sandbox
 	goroutines, before := runtime.NumGoroutine(), files()
 	for range 3 {
 		life()

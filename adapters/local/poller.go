@@ -11,13 +11,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A poller waits for many files in one goroutine. What may stay silent for days, such as
-// the output of a command, would hold a goroutine and its stack for as long otherwise.
+// A poller waits for many files in one goroutine. A file that may be silent for days,
+// such as the output of a command, would otherwise hold a goroutine and its stack.
 type poller struct {
 	f   *os.File // the epoll
 	raw syscall.RawConn
 
-	small, large sync.Pool // buffers of smallCopy and copySize bytes, for what moves
+	small, large sync.Pool // buffers of smallCopy and copySize bytes, for active files
 
 	mu    sync.Mutex
 	last  uint64
@@ -29,7 +29,7 @@ func newPoller() (*poller, error) {
 	if err != nil {
 		return nil, os.NewSyscallError("epoll_create1", err)
 	}
-	if err := unix.SetNonblock(fd, true); err != nil { // so that this process's own poller takes it
+	if err := unix.SetNonblock(fd, true); err != nil { // so that Go's poller accepts it
 		unix.Close(fd)
 		return nil, err
 	}
@@ -40,7 +40,7 @@ func newPoller() (*poller, error) {
 	return p, nil
 }
 
-// run tells what can be read until the poller is closed.
+// run reports readable files until the poller is closed.
 func (p *poller) run() {
 	events := make([]unix.EpollEvent, 64)
 	for {
@@ -76,8 +76,8 @@ type watch struct {
 	known bool // to the epoll
 }
 
-// watch prepares to wait for c. Each time it was armed ready is called once, in a
-// goroutine of its own, when something can be read or nothing will come any more.
+// watch prepares to wait for c. For each arm, ready is called once, in a goroutine of
+// its own, when there is something to read or nothing more will come.
 func (p *poller) watch(c syscall.Conn, ready func()) (*watch, error) {
 	raw, err := c.SyscallConn()
 	if err != nil {
@@ -106,8 +106,8 @@ func (w *watch) arm() error {
 	return err
 }
 
-// stop ends the waiting, but not a call of ready that has begun. It comes before the end
-// of the file.
+// stop ends the wait, but not a running call of ready. Call it before the file is
+// closed.
 func (w *watch) stop() {
 	w.of.mu.Lock()
 	delete(w.of.waits, w.id)
@@ -125,7 +125,7 @@ func withFD(raw syscall.RawConn, f func(fd int) error) (err error) {
 }
 
 const (
-	smallCopy = 4 << 10 // most commands say little
+	smallCopy = 4 << 10 // most commands write little
 	copySize  = 256 << 10
 )
 

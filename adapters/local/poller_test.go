@@ -17,7 +17,7 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// Nothing waits for the output and the end of a command but its caller.
+// Only its caller waits for the output and the end of a command.
 func TestIdleCommandTakesNoGoroutine(t *testing.T) {
 	e := openTest(t)
 	h := up(t, e, sandboxer.Spec{})
@@ -37,7 +37,7 @@ func TestIdleCommandTakesNoGoroutine(t *testing.T) {
 	if _, err := io.ReadFull(said, make([]byte, 3*n)); err != nil {
 		t.Fatal(err)
 	}
-	const spare = n / 2 // of the sandbox, which goes on beside
+	const spare = n / 2 // of the sandbox, which continues meanwhile
 	for end := time.Now().Add(2 * time.Minute); runtime.NumGoroutine() > before+n+spare; time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
 			buf := make([]byte, 1<<20)
@@ -46,8 +46,8 @@ func TestIdleCommandTakesNoGoroutine(t *testing.T) {
 	}
 }
 
-// What a stream says arrives whole and in order, in pieces or at once, and a writer that
-// fails ends it.
+// A stream's output arrives complete and in order, in pieces or at once, and a failing
+// writer ends it.
 func TestOutStream(t *testing.T) {
 	poll, err := newPoller()
 	if err != nil {

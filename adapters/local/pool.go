@@ -3,6 +3,7 @@
 package local
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -17,9 +18,9 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/wholefile"
 )
 
-// A warm sandbox has no environment but what every sandbox has. Its claim writes down in
-// claim.json what it brings, and gives it to every command from then on: gVisor cannot
-// change what a first process was started with.
+// A warm sandbox has only the environment that every sandbox has. Its claim writes its own
+// variables to claim.json, and gives them to every command from then on: gVisor cannot
+// change the environment of a first process.
 const claimFile = "claim.json"
 
 // Basis implements sandboxer.Pooler.
@@ -36,11 +37,11 @@ func (e *extension) Basis(ctx context.Context, spec sandboxer.Spec) (string, err
 		return "", err
 	}
 	defer closeSources(mounts)
-	basis := "gvisor " + version.Version() + " skeleton " + skel.digest // the agent is in it
-	for _, m := range mounts {                                          // as it is now, which may be another under the same name tomorrow
+	basis := "gvisor " + version.Version() + " skeleton " + skel.digest // the agent is part of it
+	for _, m := range mounts {                                          // as it is now: another one may have the same name tomorrow
 		i, err := m.ID()
 		if err != nil {
-			return "", sandboxer.E(sandboxer.Unavailable, err, "mount %s cannot be looked at", m.Mount.Source)
+			return "", sandboxer.E(sandboxer.Unavailable, err, "cannot inspect mount %s", m.Mount.Source)
 		}
 		basis += " mount " + i
 	}
@@ -52,19 +53,19 @@ func (e *extension) Basis(ctx context.Context, spec sandboxer.Spec) (string, err
 		defer img.release()
 		config, err := json.Marshal(img.config)
 		if err != nil {
-			return "", sandboxer.E(sandboxer.Internal, err, "the configuration of image %q does not encode", spec.Image)
+			return "", sandboxer.E(sandboxer.Internal, err, "the configuration of image %q cannot be encoded", spec.Image)
 		}
 		basis += " image " + filepath.Base(img.path) + " " + string(config)
 	}
 	return basis, nil
 }
 
-// Claim implements sandboxer.Pooler. The record says first that a claim has begun, and
-// last that it is done, where there is anything to do in between: what was cut short there
-// is of no use to anybody.
+// Claim implements sandboxer.Pooler. If a claim has work to do, the record says first that
+// it has begun, and last that it is done: a sandbox with an interrupted claim is of no
+// use.
 func (e *extension) Claim(ctx context.Context, h sandboxer.Handle, spec sandboxer.Spec) (sandboxer.Handle, error) {
 	src, err := e.check(spec)
-	if err != nil {
+	if err = cmp.Or(err, e.checkMounts(spec)); err != nil {
 		return h, err
 	}
 	policy, err := e.policy(spec.Network)
@@ -84,7 +85,7 @@ func (e *extension) Claim(ctx context.Context, h sandboxer.Handle, spec sandboxe
 	digest := spec.ClaimDigest()
 	switch {
 	case rec.Claim == "" && !rec.Warm, rec.Claim != "" && rec.Claim != digest:
-		return h, sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is not a warm one that could be claimed", name)
+		return h, sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is not a warm sandbox that can be claimed", name)
 	case !rec.Warm:
 		return h, nil
 	case rec.Claim != "" || !rec.Ready:
@@ -92,23 +93,23 @@ func (e *extension) Claim(ctx context.Context, h sandboxer.Handle, spec sandboxe
 	case networked(spec.Network) != networked(rec.Network):
 		return h, sandboxer.E(sandboxer.Unsupported, nil, "a warm sandbox keeps its network mode")
 	}
-	rec.Claim, rec.Network, rec.Stamp = digest, spec.Network, spec.Stamp
+	rec.Claim, rec.Network = digest, spec.Network
 	later := !rec.Fuse.IsZero() && (spec.Fuse.IsZero() || spec.Fuse.After(rec.Fuse))
 	if later {
 		rec.Fuse = spec.Fuse
 	}
-	// What brings nothing is done when it is written down.
+	// A claim that brings nothing is done once it is recorded.
 	rec.Warm = later || src != (source{}) || len(rec.Main) > 0
 	if len(spec.Env) > 0 {
 		err = e.writeClaim(name, spec.Env)
 	} else if err = os.Remove(e.dir("box", name, claimFile)); errors.Is(err, fs.ErrNotExist) {
-		err = nil // it is there if a claim died before it was in the record
+		err = nil // it exists if a claim died before it was in the record
 	}
 	if err == nil {
 		err = e.writeRecord(name, rec)
 	}
 	if err != nil {
-		return h, diskError(err, "writing the claim down")
+		return h, diskError(err, "recording the claim")
 	}
 	b.mu.Lock()
 	link := b.net
@@ -157,7 +158,7 @@ func (e *extension) claimedEnv(name string) (map[string]string, error) {
 	return env, err
 }
 
-// give sets what a claim brings to the environment of commands.
+// give adds a claim's variables to the environment of commands.
 func (b *liveSandbox) give(env map[string]string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -169,7 +170,7 @@ func (b *liveSandbox) give(env map[string]string) {
 	b.env = all
 }
 
-// givenEnv is what a command of the agent gets: env, over what a claim brought.
+// givenEnv is the environment of a command of the agent: env over a claim's variables.
 func (b *liveSandbox) givenEnv(env map[string]string) map[string]string {
 	b.mu.Lock()
 	defer b.mu.Unlock()

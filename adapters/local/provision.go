@@ -3,54 +3,55 @@
 package local
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
+	"maps"
 	"net/url"
 	"os"
-	"path"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"time"
 
+	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
+	"gvisor.dev/gvisor/runsc/config"
 	"gvisor.dev/gvisor/runsc/container"
 	"gvisor.dev/gvisor/runsc/specutils"
 	"gvisor.dev/gvisor/runsc/version"
 
 	"github.com/sand-boxer/sandboxer"
-	"github.com/sand-boxer/sandboxer/agent"
 	"github.com/sand-boxer/sandboxer/internal/images"
+	"github.com/sand-boxer/sandboxer/internal/inside"
 	"github.com/sand-boxer/sandboxer/internal/usernet"
+	"github.com/sand-boxer/sandboxer/internal/users"
 )
 
 const gatewayIP = "10.0.2.2" // usernet.Gateway, in the sandbox's resolv.conf
 
 // Provision implements sandboxer.Extension. The sandbox's record is written first and
-// marked ready last; whatever dies in between is found by Teardown, or torn down and
-// made anew by the next Provision.
+// marked ready last. If the server dies in between, Teardown finds the remains, or the next
+// Provision removes them and makes the sandbox again.
 func (e *extension) Provision(ctx context.Context, spec sandboxer.Spec) (sandboxer.Handle, error) {
 	src, err := e.check(spec)
 	if err != nil {
 		return sandboxer.Handle{}, err
 	}
 	if spec.Warm {
-		src = source{} // it comes with the claim
+		src = source{} // the claim brings it
 	}
 	spec.Limits = e.defaults(spec.Limits)
 	return e.provision(ctx, spec, func(name string) (*liveSandbox, error) {
 		var img *image
-		if spec.Image != "" { // before taking a slot: a pull takes long, and no processor
+		if spec.Image != "" { // before taking a slot: a pull takes long, and no processor time
 			if img, err = e.images.get(ctx, spec.Image, spec.Vouches(sandboxer.RestrictedImage)); err != nil {
 				return nil, err
 			}
-			defer img.release() // the record then says that it is in use
+			defer img.release() // the record then keeps it
 		}
 		b, err := e.create(ctx, name, spec, img, nil)
 		if err != nil {
@@ -70,7 +71,7 @@ func (e *extension) populateWorkspace(ctx context.Context, b *liveSandbox, spec 
 	}
 	args, dir := spec.Command, b.rec.Workspace
 	if img != nil {
-		args, dir = img.main(spec.Command, dir)
+		args, dir = inside.Image{Entrypoint: img.config.Entrypoint, Cmd: img.config.Cmd, WorkingDir: img.config.WorkingDir}.Main(spec.Command, dir)
 	}
 	if spec.Warm {
 		b.rec.Main, b.rec.MainDir = args, dir
@@ -79,10 +80,9 @@ func (e *extension) populateWorkspace(ctx context.Context, b *liveSandbox, spec 
 	return b.startMain(ctx, args, dir)
 }
 
-// rehearse runs a command that does nothing in a sandbox that nobody waits for yet. The
-// first command reads the shell and the libraries and makes what gVisor keeps for the
-// next; it takes half as long again as a second one. What comes of it does not matter:
-// an image may have no shell.
+// rehearse runs a command that does nothing in a warm sandbox. The first command reads the
+// shell and the libraries and makes gVisor's caches; it takes half as long again as a second
+// one. Errors do not matter: an image may have no shell.
 func (b *liveSandbox) rehearse(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -94,19 +94,11 @@ func (b *liveSandbox) rehearse(ctx context.Context) error {
 }
 
 func (b *liveSandbox) startMain(ctx context.Context, args []string, dir string) error {
-	if len(args) == 0 {
-		return nil
-	}
-	// A child of the agent: it outlives this broker.
-	_, err := b.agent.Start(ctx, sandboxer.ProcessSpec{Args: args, Env: b.givenEnv(nil), Dir: dir, User: b.rec.User, Tag: mainTag})
-	if err != nil {
-		return sandboxer.E(sandboxer.Failed, err, "the sandbox's command %q could not be started: %s", args[0], sandboxer.Message(err))
-	}
-	return nil
+	return inside.Start(ctx, b.agent, sandboxer.ProcessSpec{Args: args, Env: b.givenEnv(nil), Dir: dir, User: b.rec.User})
 }
 
-// provision runs the part of making a sandbox that is the same for new ones and for
-// restored ones around build.
+// provision is the part of provisioning that new and restored sandboxes share, around
+// build.
 func (e *extension) provision(ctx context.Context, spec sandboxer.Spec, build func(name string) (*liveSandbox, error)) (sandboxer.Handle, error) {
 	name := boxName(spec.ID, spec.Generation)
 	h := sandboxer.Handle{SandboxID: spec.ID, Generation: spec.Generation, Host: "localhost", Ref: name}
@@ -123,7 +115,7 @@ func (e *extension) provision(ctx context.Context, spec sandboxer.Spec, build fu
 			return h, err
 		}
 	} else if !errors.Is(err, fs.ErrNotExist) {
-		if _, err := e.remove(name); err != nil { // died while writing it
+		if _, err := e.remove(name); err != nil { // a process died while it wrote the record
 			return h, err
 		}
 	}
@@ -139,17 +131,26 @@ func (e *extension) provision(ctx context.Context, spec sandboxer.Spec, build fu
 	return h, nil
 }
 
-// mainTag is the agent's name for the main process.
-const mainTag = "main"
-
 // Check implements sandboxer.Checker.
 func (e *extension) Check(_ context.Context, spec sandboxer.Spec) error {
 	_, err := e.check(spec)
+	return cmp.Or(err, e.checkMounts(spec))
+}
+
+// checkMounts refuses mounts as far as that is possible before there is a sandbox; create opens them again.
+func (e *extension) checkMounts(spec sandboxer.Spec) error {
+	if spec.Workspace == "" && spec.Image == "" { // an image may have a workspace of its own
+		if err := sandboxer.CheckMounts(spec.Mounts, workspaceDefault); err != nil {
+			return err
+		}
+	}
+	mounts, err := e.openSources(spec)
+	closeSources(mounts)
 	return err
 }
 
-// Admit implements sandboxer.Admitter: a git URL is cloned inside, by what the sandbox may
-// reach, and an image's name says nothing of this machine. Paths do.
+// Admit implements sandboxer.Admitter: a git URL is cloned inside, with the sandbox's
+// network, and an image's name reveals nothing of this machine. Paths do.
 func (e *extension) Admit(spec sandboxer.Spec, name string) error {
 	what := ""
 	switch name {
@@ -163,7 +164,7 @@ func (e *extension) Admit(spec sandboxer.Spec, name string) error {
 		}
 	case sandboxer.RestrictedMounts:
 		return e.opener().Admit(spec)
-	case sandboxer.RestrictedHost: // there is but one
+	case sandboxer.RestrictedHost: // there is only one
 	default:
 		what = "the input \"" + name + "\""
 	}
@@ -174,7 +175,7 @@ func (e *extension) Admit(spec sandboxer.Spec, name string) error {
 		WithHint("use a URL, or ask for a profile that names it")
 }
 
-// pathImage matches what could be read as a path by any form of an image's name.
+// pathImage matches everything that any form of image name could read as a path.
 var pathImage = regexp.MustCompile(`^([/.~]|[A-Za-z-]+:[/.~]|(?i:file):)`)
 
 // source is where a workspace's content comes from.
@@ -184,68 +185,30 @@ type source struct {
 	ref string
 }
 
-// check refuses what cannot be done, before anything exists.
+// check refuses impossible specs before anything exists; mounts are checked elsewhere.
 func (e *extension) check(spec sandboxer.Spec) (source, error) {
 	var src source
 	if err := e.cgroups.check(spec.Limits); err != nil {
 		return src, err
 	}
-	if l := spec.Limits; l.MilliCPU < 0 || l.MemoryBytes < 0 || l.DiskBytes < 0 || l.PIDs < 0 {
-		return src, sandboxer.E(sandboxer.Invalid, nil, "a limit is negative")
-	}
 	if n := spec.Limits.MemoryBytes; n > 0 && n < minMemory {
-		return src, sandboxer.E(sandboxer.Invalid, nil, "a memory limit of %d bytes is too small for gVisor's own needs; the least is %d MiB", n, minMemory>>20)
+		return src, sandboxer.E(sandboxer.Invalid, nil, "a memory limit of %d bytes is too small for gVisor's own needs; the minimum is %d MiB", n, minMemory>>20)
 	}
-	if n := spec.Limits.PIDs; n > 0 && n < minPIDs {
-		return src, sandboxer.E(sandboxer.Invalid, nil, "a limit of %d processes is too small for the agent; the least is %d", n, minPIDs)
-	}
-	if err := spec.Network.Check(); err != nil {
+	if err := inside.Check(spec); err != nil {
 		return src, err
 	}
 	if spec.Host != "" && spec.Host != "localhost" {
 		return src, sandboxer.E(sandboxer.Invalid, nil, "%s places sandboxes on localhost only, not on %q", e.env.Extension, spec.Host)
 	}
-	for k := range spec.Env {
-		if strings.HasPrefix(k, agent.EnvPrefix) {
-			return src, sandboxer.E(sandboxer.Invalid, nil, "environment variable %s is the agent's own", k)
-		}
-	}
-	if ws := spec.Workspace; ws != "" && (!path.IsAbs(ws) || path.Clean(ws) != ws || ws == "/" || reserved(ws)) {
-		return src, sandboxer.E(sandboxer.Invalid, nil, "%q cannot be the workspace: want a clean absolute path outside /dev, /proc, /sys and %s", ws, agentDir)
-	}
 	if spec.Image != "" {
-		if err := e.images.check(spec.Image, spec.Vouches(sandboxer.RestrictedImage)); err != nil {
+		if err := e.images.store.CheckName(spec.Image, spec.Vouches(sandboxer.RestrictedImage)); err != nil {
 			return src, err
 		}
 	}
-	workspace := spec.Workspace
-	if spec.Image == "" { // which may have one of its own
-		workspace = cmp.Or(workspace, workspaceDefault)
-	}
-	if err := sandboxer.CheckMounts(spec.Mounts, workspace); err != nil {
-		return src, err
-	}
-	mounts, err := e.openSources(spec)
-	if err != nil {
-		return src, err
-	}
-	closeSources(mounts)
 	return e.checkRepo(spec)
 }
 
-const (
-	minMemory = 64 << 20
-	minPIDs   = 32
-)
-
-func reserved(p string) bool {
-	for _, r := range []string{"/dev", "/proc", "/sys", agentDir} {
-		if p == r || strings.HasPrefix(p, r+"/") {
-			return true
-		}
-	}
-	return false
-}
+const minMemory = 64 << 20
 
 func (e *extension) checkRepo(spec sandboxer.Spec) (source, error) {
 	repo, ref := spec.Inputs["repo"], spec.Inputs["ref"]
@@ -274,19 +237,8 @@ func (e *extension) checkRepo(spec sandboxer.Spec) (source, error) {
 		src.url = repo
 		return src, nil
 	}
-	if !filepath.IsAbs(repo) {
-		return src, sandboxer.E(sandboxer.Invalid, nil, "input repo: %q is neither an absolute directory nor a git URL", repo).
-			WithHint("the command line makes a directory absolute; over HTTP give the full path on the server's machine")
-	}
-	fi, err := os.Stat(repo)
-	if err != nil {
-		return src, sandboxer.E(sandboxer.Invalid, err, "input repo: directory %s cannot be read on this machine", repo)
-	}
-	if !fi.IsDir() {
-		return src, sandboxer.E(sandboxer.Invalid, nil, "input repo: %s is not a directory", repo)
-	}
 	src.dir = repo
-	return src, nil
+	return src, inside.CheckRepo(spec)
 }
 
 func redactURL(s string) string {
@@ -297,52 +249,24 @@ func redactURL(s string) string {
 	return scheme + "://…"
 }
 
-// create makes and starts the sandbox itself: without its workspace's content, or, if
-// from is not nil, as it was saved.
+// create makes and starts the sandbox itself: without its workspace's content, or, if from
+// is not nil, as saved.
 func (e *extension) create(ctx context.Context, name string, spec sandboxer.Spec, img *image, from *saved) (*liveSandbox, error) {
-	rec := record{
-		Owner: spec.Owner, SandboxID: spec.ID, Generation: spec.Generation, Image: spec.Image,
-		Network: spec.Network, Limits: spec.Limits, Workspace: spec.Workspace, User: spec.User, Fuse: spec.Fuse, Warm: spec.Warm, Stamp: spec.Stamp, Mounts: spec.Mounts,
-		AgentMount: from == nil || from.Record.AgentMount, GVisor: version.Version(),
-	}
-	if rec.Workspace == "" {
-		rec.Workspace = workspaceDefault
-	}
-	var skel *skeleton
-	var err error
-	if from == nil {
-		skel, err = e.skeleton()
-	} else {
-		skel, err = e.savedSkeleton(from)
-	}
+	rec, skel, err := e.recordOf(spec, img, from)
 	if err != nil {
 		return nil, err
 	}
-	rec.Skeleton = skel.digest
-	switch {
-	case from != nil:
-		was := from.Record
-		rec.Image, rec.ImageFile, rec.ImageEnv, rec.About, rec.Ports, rec.StopSignal = was.Image, was.ImageFile, was.ImageEnv, was.About, was.Ports, was.StopSignal
-		rec.Workspace, rec.User = was.Workspace, was.User
-	case img != nil:
-		rec.ImageFile, rec.ImageEnv = filepath.Base(img.path), img.config.Env
-		rec.About, rec.Ports, rec.StopSignal = img.about(), images.Ports(img.config.ExposedPorts), img.config.StopSignal
-		if spec.User == "" {
-			rec.User = img.config.User
+	if rec.Workspace != spec.Workspace { // it is that of the default, the image or the snapshot
+		if err := sandboxer.CheckMounts(rec.Mounts, rec.Workspace); err != nil {
+			return nil, err
 		}
-		if wd := img.config.WorkingDir; spec.Workspace == "" && wd != "" && wd != "/" {
-			rec.Workspace = wd
-		}
-	}
-	if err := sandboxer.CheckMounts(rec.Mounts, rec.Workspace); err != nil {
-		return nil, err
 	}
 	mounts, err := e.openSources(spec)
 	if err != nil {
 		return nil, err
 	}
 	defer closeSources(mounts)
-	var who identity // the user to whom what is mounted belongs
+	var who users.User // the user who owns the mounts
 	if len(mounts) > 0 {
 		if who, err = identify(rec.User, skel, img); err != nil {
 			return nil, err
@@ -351,50 +275,18 @@ func (e *extension) create(ctx context.Context, name string, spec sandboxer.Spec
 			m.place = e.ids.place(name)
 		}
 	}
-	if err := os.MkdirAll(e.dir("box", name), 0o700); err != nil {
-		return nil, diskError(err, "making the sandbox's directory")
-	}
-	note := func(base uint32) error {
-		rec.IDBase = base
-		if err := e.writeRecord(name, rec); err != nil {
-			return diskError(err, "writing the sandbox's record")
-		}
-		return nil
-	}
-	if e.ids == nil || e.ids.why != nil {
-		err = note(0)
-	} else {
-		err = e.ids.take(ctx, e.dir("box", name), note)
-	}
-	if err != nil {
+	if err := e.takeIDs(ctx, name, &rec); err != nil {
 		return nil, err
 	}
-	shown := skel // as it is for this sandbox
+	shown := skel // for this sandbox
 	if rec.IDBase != 0 {
 		there := *skel
 		there.root = e.ids.place(name)
 		shown = &there
 	}
-	if err := os.MkdirAll(e.layers(), 0o700); err != nil { // somebody may have removed it
-		return nil, diskError(err, "making the directory of writable layers")
-	}
-	conf, err := e.conf(spec.Limits)
+	conf, oci, err := e.configure(name, spec, rec, shown, img, mounts, from)
 	if err != nil {
-		return nil, sandboxer.E(sandboxer.Internal, err, "configuring gVisor failed")
-	}
-	dir, err := e.bundle(name, spec, shown, img, rec.AgentMount, mounts, from)
-	if _, told := errors.AsType[*sandboxer.Error](err); told {
 		return nil, err
-	}
-	if err != nil {
-		return nil, diskError(err, "writing the sandbox's bundle")
-	}
-	ociSpec, err := specutils.ReadSpec(dir, conf)
-	if err != nil {
-		return nil, sandboxer.E(sandboxer.Internal, err, "gVisor does not accept the sandbox's bundle")
-	}
-	if rec.IDBase != 0 {
-		ociSpec.Linux.UIDMappings, ociSpec.Linux.GIDMappings = idMapping(rec.IDBase), idMapping(rec.IDBase)
 	}
 	need := int64(leastMemory)
 	if from != nil {
@@ -427,20 +319,106 @@ func (e *extension) create(ctx context.Context, name string, spec sandboxer.Spec
 			return nil, err
 		}
 	}
+	return e.launch(ctx, name, rec, conf, oci, from)
+}
+
+// recordOf is the record of a sandbox before it has IDs, and the skeleton that it uses.
+func (e *extension) recordOf(spec sandboxer.Spec, img *image, from *saved) (rec record, skel *skeleton, err error) {
+	rec = record{
+		Owner: spec.Owner, SandboxID: spec.ID, Generation: spec.Generation, Image: spec.Image,
+		Network: spec.Network, Limits: spec.Limits, Workspace: spec.Workspace, User: spec.User, Fuse: spec.Fuse, Warm: spec.Warm, Mounts: spec.Mounts,
+		AgentMount: from == nil || from.Record.AgentMount, GVisor: version.Version(),
+	}
+	if rec.Workspace == "" {
+		rec.Workspace = workspaceDefault
+	}
+	if from == nil {
+		skel, err = e.skeleton()
+	} else {
+		skel, err = e.savedSkeleton(from)
+	}
+	if err != nil {
+		return rec, nil, err
+	}
+	rec.Skeleton = skel.digest
+	switch {
+	case from != nil:
+		was := from.Record
+		rec.Image, rec.ImageFile, rec.ImageEnv, rec.About, rec.Ports, rec.StopSignal = was.Image, was.ImageFile, was.ImageEnv, was.About, was.Ports, was.StopSignal
+		rec.Workspace, rec.User = was.Workspace, was.User
+	case img != nil:
+		rec.ImageFile, rec.ImageEnv = filepath.Base(img.path), img.config.Env
+		rec.About, rec.Ports, rec.StopSignal = img.about(), images.Ports(img.config.ExposedPorts), img.config.StopSignal
+		if spec.User == "" {
+			rec.User = img.config.User
+		}
+		if wd := img.config.WorkingDir; spec.Workspace == "" && wd != "" && wd != "/" {
+			rec.Workspace = wd
+		}
+	}
+	return rec, skel, nil
+}
+
+// takeIDs takes a range of the host's IDs for a sandbox, if it has one, and writes its record.
+func (e *extension) takeIDs(ctx context.Context, name string, rec *record) error {
+	if err := os.MkdirAll(e.dir("box", name), 0o700); err != nil {
+		return diskError(err, "making the sandbox's directory")
+	}
+	note := func(base uint32) error {
+		rec.IDBase = base
+		if err := e.writeRecord(name, *rec); err != nil {
+			return diskError(err, "writing the sandbox's record")
+		}
+		return nil
+	}
+	if e.ids == nil || e.ids.why != nil {
+		return note(0)
+	}
+	return e.ids.take(ctx, e.dir("box", name), note)
+}
+
+// configure writes a sandbox's bundle, and returns gVisor's configuration and specification.
+func (e *extension) configure(name string, spec sandboxer.Spec, rec record, skel *skeleton, img *image, mounts []*mountSource, from *saved) (conf *config.Config, oci *specs.Spec, err error) {
+	if err := os.MkdirAll(e.layers(), 0o700); err != nil { // it may have been removed
+		return nil, nil, diskError(err, "making the directory of writable layers")
+	}
+	if conf, err = e.conf(spec.Limits); err != nil {
+		return nil, nil, sandboxer.E(sandboxer.Internal, err, "configuring gVisor failed")
+	}
+	dir, err := e.bundle(name, spec, skel, img, rec.AgentMount, mounts, from)
+	if _, told := errors.AsType[*sandboxer.Error](err); told {
+		return nil, nil, err
+	}
+	if err != nil {
+		return nil, nil, diskError(err, "writing the sandbox's bundle")
+	}
+	if oci, err = specutils.ReadSpec(dir, conf); err != nil {
+		return nil, nil, sandboxer.E(sandboxer.Internal, err, "gVisor does not accept the sandbox's bundle")
+	}
+	if rec.IDBase != 0 {
+		oci.Linux.UIDMappings, oci.Linux.GIDMappings = idMapping(rec.IDBase), idMapping(rec.IDBase)
+	}
+	return conf, oci, nil
+}
+
+// launch starts gVisor's processes and makes them begin the sandbox.
+func (e *extension) launch(ctx context.Context, name string, rec record, conf *config.Config, oci *specs.Spec, from *saved) (*liveSandbox, error) {
 	defer untilEnded(ctx, func() {
 		if pids, err := e.processes(name); err == nil {
 			_ = killAll(pids)
 		}
 	})()
-	c, err := container.New(conf, container.Args{ID: name, Spec: ociSpec, BundleDir: dir})
+	conf.PanicLog = e.lastWords(name)
+	defer os.Remove(conf.PanicLog)
+	c, err := container.New(conf, container.Args{ID: name, Spec: oci, BundleDir: e.dir("box", name)})
 	if err != nil {
-		return nil, cmp.Or(ctx.Err(), error(sandboxer.E(sandboxer.Unavailable, err, "gVisor could not create the sandbox")))
+		return nil, cmp.Or(ctx.Err(), error(filtered(e.kernelEnded(name, err, "gVisor could not create the sandbox"))))
 	}
 	// From here on only this process can wait for gVisor's, as their parent.
 	started := false
 	defer func() {
 		if !started {
-			_ = destroy(c) // what it leaves, remove finds
+			_ = destroy(c) // remove finds what stays
 		}
 	}()
 	var link *usernet.Net
@@ -448,33 +426,9 @@ func (e *extension) create(ctx context.Context, name string, spec sandboxer.Spec
 		if link, err = e.link(name, rec.Network); err != nil {
 			return nil, sandboxer.E(sandboxer.Unavailable, err, "the sandbox's network could not be made")
 		}
-		rec.Link = link.Inode() // it is written down with what else Provision did
+		rec.Link = link.Inode() // it is recorded with Provision's other results
 	}
-	// Moving processes into control groups takes one long wait of the kernel, and no
-	// processor time: it goes on while the sandbox starts. A second look then catches
-	// what started before the first had its effect.
-	attached := make(chan error, 1)
-	pids := []int{c.SandboxPid(), int(c.GoferPid.Load())}
-	go func() { attached <- e.cgroups.attach(name, pids) }()
-	var guest *os.File
-	if link != nil {
-		guest = link.Guest()
-	}
-	if from != nil {
-		err = restore(c, conf, from.image(), guest)
-	} else {
-		err = start(ctx, c, conf, guest)
-	}
-	if aerr := <-attached; err == nil && aerr != nil {
-		err = aerr
-	}
-	if err == nil && e.cgroups.usable() {
-		// Whether they are inside already is dearer to learn than to make sure of.
-		var all []int
-		if all, err = processTree(pids...); err == nil {
-			err = e.cgroups.attach(name, slices.DeleteFunc(all, func(pid int) bool { return slices.Contains(pids, pid) }))
-		}
-	}
+	err = e.begin(ctx, name, c, conf, link, from)
 	if link != nil {
 		link.CloseGuest()
 	}
@@ -482,9 +436,9 @@ func (e *extension) create(ctx context.Context, name string, spec sandboxer.Spec
 		if link != nil {
 			link.Close()
 		}
-		said := sandboxer.E(sandboxer.Unavailable, err, "gVisor could not start the sandbox")
-		if from != nil && len(mounts) > 0 {
-			said.WithHint("what its processes had open in a mount has to be there still")
+		said := e.kernelEnded(name, err, "gVisor could not start the sandbox")
+		if from != nil && len(rec.Mounts) > 0 {
+			said.WithHint("files of mounts that its processes had open must still exist")
 		}
 		return nil, cmp.Or(ctx.Err(), error(said))
 	}
@@ -496,9 +450,40 @@ func (e *extension) create(ctx context.Context, name string, spec sandboxer.Spec
 	return b, nil
 }
 
-// untilEnded makes what waits for processes end with ctx: gVisor's own calls have no end but
-// that of those they wait for. kill is called again and again until stop, since one that has
-// just been started is not known by its arguments yet, and the next may follow.
+// begin begins a sandbox, or continues a saved one, and moves its processes into its control groups.
+func (e *extension) begin(ctx context.Context, name string, c *container.Container, conf *config.Config, link *usernet.Net, from *saved) error {
+	// Moving processes into control groups is one long wait in the kernel without processor
+	// time: it happens while the sandbox starts. A second move then catches processes that
+	// started before the first took effect.
+	attached := make(chan error, 1)
+	pids := []int{c.SandboxPid(), int(c.GoferPid.Load())}
+	go func() { attached <- e.cgroups.attach(name, pids) }()
+	var guest *os.File
+	if link != nil {
+		guest = link.Guest()
+	}
+	var err error
+	if from != nil {
+		err = restore(c, conf, from.image(), guest)
+	} else {
+		err = start(ctx, c, conf, guest)
+	}
+	if aerr := <-attached; err == nil && aerr != nil {
+		err = aerr
+	}
+	if err == nil && e.cgroups.usable() {
+		// Moving them again is cheaper than checking whether they are inside.
+		var all []int
+		if all, err = processTree(pids...); err == nil {
+			err = e.cgroups.attach(name, slices.DeleteFunc(all, func(pid int) bool { return slices.Contains(pids, pid) }))
+		}
+	}
+	return err
+}
+
+// untilEnded makes waits for processes end with ctx: gVisor's own calls end only with these
+// processes. It calls kill again and again until stop, since a process that has just started
+// is not yet known by its arguments, and the next may follow.
 func untilEnded(ctx context.Context, kill func()) (stop func()) {
 	over, idle := make(chan struct{}), make(chan struct{})
 	unused := context.AfterFunc(ctx, func() {
@@ -515,7 +500,7 @@ func untilEnded(ctx context.Context, kill func()) (stop func()) {
 	return func() {
 		close(over)
 		if !unused() {
-			<-idle // what comes next may bear the same name
+			<-idle // the next sandbox may have the same name
 		}
 	}
 }
@@ -528,68 +513,36 @@ func (b *liveSandbox) fill(ctx context.Context, src source) error {
 	if err != nil {
 		return err
 	}
-	var owner []string // of the workspace and what is brought into it
-	if who.uid != 0 || who.gid != 0 {
-		owner = []string{"--owner", fmt.Sprintf("%d:%d", who.uid, who.gid)}
+	owner := ""
+	if who.UID != 0 || who.GID != 0 {
+		owner = fmt.Sprintf("%d:%d", who.UID, who.GID)
 	}
-	if owner != nil && src.dir == "" || src == (source{}) && ws != workspaceDefault { // which every root has, as root's
-		args := append(append([]string{agentPath, "untar"}, owner...), ws)
-		if err := b.must(ctx, bytes.NewReader(make([]byte, 1024)), "making the workspace", "/", "root", args...); err != nil { // an empty archive
+	if owner != "" || src.dir != "" || src == (source{}) && ws != workspaceDefault { // every root has it, owned by root
+		skipped, err := inside.Fill(ctx, b.exec, ws, owner, src.dir)
+		if skipped != "" {
+			b.rec.About = maps.Clone(b.rec.About)
+			if b.rec.About == nil {
+				b.rec.About = map[string]string{}
+			}
+			b.rec.About[sandboxer.ExtraChanged] = strings.ReplaceAll(skipped, ";", "?") // semicolons separate the changes
+		}
+		if err != nil {
 			return err
 		}
 	}
-	switch {
-	case src.dir != "":
-		return b.copyIn(ctx, src.dir, owner)
-	case src.url != "":
-		args := []string{"git", "-c", "protocol.allow=never", "-c", "protocol.https.allow=always", "-c", "protocol.http.allow=always",
-			"-c", "protocol.git.allow=always", "clone", "--quiet", "--", src.url, ws}
-		if err := b.git(ctx, "/", args...); err != nil {
-			return err
-		}
-		if src.ref != "" {
-			return b.git(ctx, ws, "git", "-c", "advice.detachedHead=false", "checkout", "--quiet", src.ref, "--")
-		}
+	if src.url == "" {
+		return nil
 	}
-	return nil
+	args := []string{"git", "-c", "protocol.allow=never", "-c", "protocol.https.allow=always", "-c", "protocol.http.allow=always",
+		"-c", "protocol.git.allow=always", "clone", "--quiet", "--", src.url, ws}
+	if err := b.git(ctx, "/", args...); err != nil || src.ref == "" {
+		return err
+	}
+	return b.git(ctx, ws, "git", "-c", "advice.detachedHead=false", "checkout", "--quiet", src.ref, "--")
 }
 
 func (b *liveSandbox) git(ctx context.Context, dir string, args ...string) error {
-	return b.must(ctx, nil, "cloning the repository", dir, b.rec.User, args...)
-}
-
-// must runs a command of ours inside the sandbox and turns a failure into an error
-// with the end of what it printed.
-func (b *liveSandbox) must(ctx context.Context, stdin io.Reader, what, dir, user string, args ...string) error {
-	var out tail
-	x, err := b.exec(ctx, sandboxer.Cmd{Args: args, Dir: dir, User: user, Stdin: stdin, Stdout: &out, Stderr: &out,
-		Env: map[string]string{"GIT_TERMINAL_PROMPT": "0"}})
-	if err != nil {
-		return err
-	}
-	if x.Code != 0 {
-		kind := sandboxer.Failed
-		if strings.Contains(out.String(), "No space left on device") {
-			kind = sandboxer.Exhausted
-		}
-		return sandboxer.E(kind, nil, "%s failed inside the sandbox (exit %d): %s", what, x.Code, out.String())
-	}
-	return nil
-}
-
-// tail keeps the last kilobyte written to it.
-type tail struct{ b []byte }
-
-func (t *tail) Write(p []byte) (int, error) {
-	t.b = append(t.b, p...)
-	if len(t.b) > 1024 {
-		t.b = append([]byte(nil), t.b[len(t.b)-1024:]...)
-	}
-	return len(p), nil
-}
-
-func (t *tail) String() string {
-	return string(bytes.ToValidUTF8(bytes.TrimSpace(t.b), []byte("?")))
+	return inside.Run(ctx, b.exec, "cloning the repository", sandboxer.Cmd{Args: args, Dir: dir, User: b.rec.User, Env: map[string]string{"GIT_TERMINAL_PROMPT": "0"}})
 }
 
 // diskError classifies a failure to write state.
@@ -600,21 +553,25 @@ func diskError(err error, what string) error {
 	return sandboxer.E(sandboxer.Unavailable, err, "%s failed", what)
 }
 
-// copyIn copies a directory of this machine into the workspace, as a tar stream that
-// the agent's program unpacks inside.
-func (b *liveSandbox) copyIn(ctx context.Context, dir string, owner []string) error {
-	r, w := io.Pipe()
-	packed := make(chan error, 1)
-	go func() {
-		err := agent.Tar(w, dir)
-		packed <- err
-		w.CloseWithError(err)
-	}()
-	args := append(append([]string{agentPath, "untar"}, owner...), b.rec.Workspace)
-	err := b.must(ctx, r, "copying "+dir+" into the workspace", "/", "root", args...)
-	r.Close() // if the command left early, the packer must not wait for a reader
-	if perr := <-packed; perr != nil && !errors.Is(perr, io.ErrClosedPipe) {
-		return sandboxer.E(sandboxer.Invalid, perr, "input repo: %s cannot be read whole: %v", dir, perr)
+// DefaultLimits implements sandboxer.Limiter.
+func (e *extension) DefaultLimits(sandboxer.Spec) sandboxer.Limits {
+	return e.defaults(sandboxer.Limits{})
+}
+
+// defaults are the limits of a sandbox whose profile sets none, where they can be
+// enforced: one sandbox must not take the whole machine.
+func (e *extension) defaults(l sandboxer.Limits) sandboxer.Limits {
+	if !e.cgroups.usable() {
+		return l
 	}
-	return err
+	if l.PIDs == 0 {
+		l.PIDs = 2048
+	}
+	if l.MemoryBytes == 0 {
+		var si unix.Sysinfo_t
+		if unix.Sysinfo(&si) == nil {
+			l.MemoryBytes = int64(si.Totalram) * int64(si.Unit) / 2
+		}
+	}
+	return l
 }

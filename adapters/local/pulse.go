@@ -12,32 +12,32 @@ import (
 )
 
 const (
-	// pulseEvery is how often a sandbox that has calls in flight is asked whether it is
-	// there, and how long it may take to answer that.
+	// pulseEvery is how often a sandbox with calls in flight is asked whether it works, and
+	// how long it may take to answer.
 	pulseEvery = 5 * time.Second
-	// pulseMisses is how many times in a row it does not answer before it counts as one that
-	// does not respond. It is more than one for a machine, or a broker, that stood still.
+	// pulseMisses is how many missed answers in a row make a sandbox unresponsive. It is
+	// more than one in case the machine, or the broker, was paused.
 	pulseMisses = 3
-	// pulseRecheck is how long a call to one that did not respond waits for a sign of it.
+	// pulseRecheck is how long a call to an unresponsive sandbox waits for an answer.
 	pulseRecheck = 2 * time.Second
-	// commandPatience is how long a command that runs is waited for in a sandbox that does
-	// not respond. It may come back.
+	// commandPatience is how long a running command may continue in an unresponsive sandbox,
+	// which may recover.
 	commandPatience = 2 * time.Minute
 )
 
-// errUnresponsive is why calls into a sandbox end that does not respond. Nothing is known
-// about it then, and nothing of it is ended.
-var errUnresponsive = sandboxer.E(sandboxer.Unavailable, nil, "the sandbox does not respond: its kernel is there, but has stopped answering").
-	WithHint("it may come back, on a machine that is overloaded; if not, destroy it")
+// errUnresponsive is why calls into an unresponsive sandbox end. Its state is unknown then,
+// and nothing in it is ended.
+var errUnresponsive = sandboxer.E(sandboxer.Unavailable, nil, "the sandbox does not respond: its kernel runs, but no longer answers").
+	WithHint("it may recover if the machine is only overloaded; if not, destroy it")
 
 // A pulse watches a sandbox's kernel while calls into it are in flight, so that they end
-// when it does not respond. How long a call takes says nothing: a thousand commands may be
-// waiting to be started.
+// when it does not respond. The duration of a call shows nothing: it may wait for the start
+// of a thousand commands.
 type pulse struct {
 	ask  func(context.Context) error // answers soon, and only if the kernel can work
 	back func()                      // it responds again; called without locks
 
-	every, patience time.Duration // pulseEvery and commandPatience, but for tests
+	every, patience time.Duration // pulseEvery and commandPatience, except in tests
 
 	mu       sync.Mutex
 	calls    map[*attended]struct{}
@@ -45,17 +45,17 @@ type pulse struct {
 	checking chan struct{}
 	heard    time.Time // its last answer, of any kind
 	missed   int
-	since    time.Time // it does not respond; zero while it does
+	since    time.Time // when it became unresponsive; zero while it responds
 	silent   int       // calls during which it cannot answer
 }
 
 type attended struct {
 	cancel  context.CancelCauseFunc
-	command bool // runs, for as long as it likes
+	command bool // may run as long as it likes
 }
 
 // attend returns ctx that also ends, with errUnresponsive, when the sandbox does not
-// respond; done must be called. A command is one that runs already, and is given longer.
+// respond; done must be called. A command is already running, and gets more time.
 func (p *pulse) attend(ctx context.Context, command bool) (_ context.Context, done func(), err error) {
 	if p.unresponsive() && !command {
 		if err := p.check(ctx, min(pulseRecheck, p.period())); err != nil {
@@ -82,7 +82,7 @@ func (p *pulse) attend(ctx context.Context, command bool) (_ context.Context, do
 	}, nil
 }
 
-// hush says that until done the kernel cannot answer.
+// hush says that the kernel cannot answer until done.
 func (p *pulse) hush() (done func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -107,7 +107,7 @@ func (p *pulse) unresponsive() bool {
 	return !p.since.IsZero()
 }
 
-// doubt says that it did not answer when it was asked.
+// doubt notes that the kernel did not answer a question.
 func (p *pulse) doubt() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -116,14 +116,14 @@ func (p *pulse) doubt() {
 	}
 }
 
-// quiet reports whether no answer is to be expected now.
+// quiet reports whether a missing answer means nothing now.
 func (p *pulse) quiet() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.silent > 0 || time.Since(p.heard) < p.every
 }
 
-// hear notes that the kernel answered something.
+// hear notes an answer of the kernel.
 func (p *pulse) hear() {
 	p.mu.Lock()
 	p.heard, p.missed = time.Now(), 0
@@ -135,9 +135,8 @@ func (p *pulse) hear() {
 	}
 }
 
-// check asks the kernel whether it is there, once for all who want to know, and waits for
-// an answer as long as limit. It returns nil for a sandbox that ended: that is no matter of
-// patience.
+// check asks the kernel whether it works, once for all callers, and waits for an answer up
+// to limit. It returns nil for a sandbox that has ended: waiting would not help.
 func (p *pulse) check(ctx context.Context, limit time.Duration) error {
 	p.mu.Lock()
 	ch := p.checking
@@ -172,7 +171,7 @@ func (p *pulse) check(ctx context.Context, limit time.Duration) error {
 	return nil
 }
 
-// tick looks after the calls in flight.
+// tick checks the kernel for the calls in flight.
 func (p *pulse) tick() {
 	p.mu.Lock()
 	if len(p.calls) == 0 {
@@ -188,7 +187,7 @@ func (p *pulse) tick() {
 		p.beat.Reset(p.every)
 		return
 	}
-	p.beat.Reset(p.every / 100) // the rest of the time went by while it was asked
+	p.beat.Reset(p.every / 100) // the rest of the time passed during the check
 	if p.silent > 0 || time.Since(p.heard) < p.every {
 		return
 	}
@@ -206,8 +205,8 @@ func (p *pulse) tick() {
 	}
 }
 
-// lag returns ctx that ends only some time after the given one: for what has begun and is
-// better finished.
+// lag returns ctx that ends some time after the given one: for work that has begun and
+// should finish.
 func lag(ctx context.Context, by time.Duration) (_ context.Context, cancel func()) {
 	out, end := context.WithCancelCause(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, func() {

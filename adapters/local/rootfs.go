@@ -26,23 +26,24 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/adapters/local/pause"
+	"github.com/sand-boxer/sandboxer/internal/inside"
 	"github.com/sand-boxer/sandboxer/internal/mounts"
+	"github.com/sand-boxer/sandboxer/internal/users"
 )
 
-// A skeleton is the root of sandboxes without an image: an allow-list, not the
-// machine with holes. /usr (and what Config.Paths names) is the machine's own; /etc
-// is a copied selection without accounts of people, passwords or keys; everything
-// else is empty.
+// A skeleton is the root of sandboxes without an image: an allow-list, not the machine
+// with holes. /usr (and Config.Paths) is the machine's own; /etc is a copied selection
+// without accounts of people, passwords or keys; everything else is empty.
 type skeleton struct {
 	digest string
-	dir    string   // where its own files are
-	root   string   // what gVisor gets as the root file system
+	dir    string   // of its own files
+	root   string   // the root file system for gVisor
 	shown  []string // directories of this machine in it
 	binds  []string // those of them that the sandbox's spec must bind itself (not root)
 
-	watch   []string // what it depends on
-	stamp   uint64   // of that, when it was made
-	settled bool     // nothing of it was changing just then
+	watch   []string // files and directories that it depends on
+	stamp   uint64   // of watch, when it was made
+	settled bool     // no watched file was changing at that time
 }
 
 // intact reports whether the skeleton is still there, with its mounts: another
@@ -63,8 +64,8 @@ func (s *skeleton) intact() bool {
 	return true
 }
 
-// etcAllowed are the files and directories of /etc that every ordinary program may
-// read and that tell nothing about the machine's people.
+// etcAllowed are the files and directories of /etc that every ordinary program may read
+// and that reveal nothing about the machine's users.
 var etcAllowed = []string{
 	"alternatives", "ca-certificates.conf", "bash.bashrc", "debian_version", "gai.conf", "inputrc",
 	"ld.so.cache", "ld.so.conf", "ld.so.conf.d", "locale.alias", "localtime", "magic", "magic.mime", "mime.types",
@@ -73,16 +74,16 @@ var etcAllowed = []string{
 	"python3", "python3.9", "python3.10", "python3.11", "python3.12", "python3.13", "python3.14", "perl", "java-17-openjdk", "java-21-openjdk",
 }
 
-// agentPath is where the agent stands inside every sandbox, and pausePath the program
-// that waits until it is needed. Their directory is a read-only mount of the skeleton's,
-// not a part of what the sandbox writes: its root cannot put another program in their
-// place, nor take the mount away.
+// agentPath is the agent's path inside every sandbox, and pausePath that of the program that
+// waits until the agent is needed. Their directory is a read-only mount of the skeleton, and
+// no part of the sandbox's writable layer: its root cannot replace the programs, nor remove
+// the mount.
 const (
-	agentDir  = "/.sandboxer"
-	agentPath = agentDir + "/sandboxer-agent"
+	agentDir  = inside.AgentDir
+	agentPath = inside.AgentPath
 	pausePath = agentDir + "/pause"
-	// layerMount is an empty directory of this machine in sandboxes on images that were
-	// saved when the programs were part of what they write (record.AgentMount).
+	// layerMount is an empty directory of this machine in sandboxes on images that were saved
+	// when the programs were in their writable layer (record.AgentMount).
 	layerMount = agentDir + "/empty"
 )
 
@@ -93,29 +94,28 @@ func (s *skeleton) agent() string { return filepath.Join(s.root, agentDir) }
 const tmpKeeper = "/tmp/.sandboxer"
 
 // workspaceDefault is the workspace of a sandbox whose profile names none.
-const workspaceDefault = "/workspace"
+const workspaceDefault = inside.Workspace
 
 // A skeletonMaker makes the skeletons of this machine and agent below dir. Their names are
 // digests of their content, so that a changed machine gets a new one and running sandboxes
-// keep theirs.
-// As root they are mounted below mounts: the sandbox's file server is an ordinary user to
-// this machine and could not walk through the private dir.
+// keep theirs. As root they are mounted below mounts: the sandbox's file server is an
+// ordinary user on this machine and cannot walk through the private dir.
 type skeletonMaker struct {
 	dir, mounts string
 	agent       string
 	paths, etc  []string // of the configuration
 	asRoot      bool
 
-	checked map[string]bool // digests of those that were read through since the start
+	checked map[string]bool // digests of skeletons that were read through since the start
 }
 
-// make makes, or finds, the skeleton for the machine as it is now. One that is there and
-// whole takes no room on the disk.
+// make makes, or finds, the skeleton for the machine's present state. An intact existing one
+// takes no room on the disk.
 func (m *skeletonMaker) make() (*skeleton, error) {
 	for tries := 0; ; tries++ {
 		s, err := m.attempt()
 		if errors.Is(err, errChanging) && tries < 5 {
-			continue // what is being installed just now
+			continue // a package is being installed
 		}
 		return s, err
 	}
@@ -135,8 +135,8 @@ func (m *skeletonMaker) attempt() (*skeleton, error) {
 	s.watch = slices.Compact(s.watch)
 	var latest time.Time
 	s.stamp, latest = stampOf(s.watch)
-	// Clocks of file systems are coarse: what changed while it was read, or shortly before, may
-	// be either. The next look reads it again.
+	// Clocks of file systems are coarse: a file that changed during the read, or shortly
+	// before, may be either version. The next look reads it again.
 	s.settled = latest.Before(began.Add(-50 * time.Millisecond))
 	final := filepath.Join(m.dir, s.digest)
 	s.dir = filepath.Join(final, "root")
@@ -152,7 +152,7 @@ func (m *skeletonMaker) attempt() (*skeleton, error) {
 		m.checked[s.digest] = true
 		return s, m.mount(s)
 	}
-	// Not there, or not what it should be: a crash of the machine, or of its disk.
+	// Missing or damaged: by a crash of the machine, or by its disk.
 	if err := os.MkdirAll(m.dir, 0o700); err != nil {
 		return nil, err
 	}
@@ -184,14 +184,14 @@ func (m *skeletonMaker) mount(s *skeleton) error {
 	return s.assemble()
 }
 
-// errChanging says that a file was another when it was copied than when it was read.
+// errChanging says that a file changed between reading and copying.
 var errChanging = errors.New("a file of this machine is changing")
 
-// stampOf changes whenever a skeleton made now might be another one: it covers what decides
-// about /etc (the directories and the files at its top that are copied, the package
-// manager's database) by their times, which is quick enough for every create. What is written
-// into a file further down without replacing it is noticed with the next such change, or by
-// the next server. It also returns the time of the latest change.
+// stampOf changes whenever a skeleton made now might differ: it covers the sources of /etc
+// (the directories and the files at its top that are copied, the package manager's database)
+// by their times, which is fast enough for every create. A write into a file further down
+// that does not replace it shows with the next such change, or with the next server. It also
+// returns the time of the latest change.
 func stampOf(names []string) (stamp uint64, latest time.Time) {
 	sum := fnv.New64a()
 	for _, name := range names {
@@ -211,15 +211,15 @@ func stampOf(names []string) (stamp uint64, latest time.Time) {
 	return sum.Sum64(), latest
 }
 
-// current reports whether the machine is as it was when s was made.
+// current reports whether the machine is unchanged since s was made.
 func (s *skeleton) current() bool {
 	stamp, _ := stampOf(s.watch)
 	return s.settled && stamp == s.stamp
 }
 
-// assemble binds the machine's directories into the skeleton once, so that every
-// sandbox needs a single mount. The skeleton is made a private mount first: nothing
-// that happens to it reaches other mount namespaces, or comes back.
+// assemble binds the machine's directories into the skeleton once, so that every sandbox
+// needs a single mount. It makes the skeleton a private mount first: mounts do not
+// propagate to other mount namespaces, or back.
 func (s *skeleton) assemble() error {
 	if err := walkable(s.root); err != nil {
 		return err
@@ -251,8 +251,8 @@ func (s *skeleton) assemble() error {
 	return nil
 }
 
-// bindShown binds a directory of this machine that sandboxes may see. What is checked is what
-// is mounted, whatever becomes of the names meanwhile.
+// bindShown binds a directory of this machine that sandboxes may see. It mounts exactly the
+// directory that it checked, even if names change meanwhile.
 func bindShown(dir, at string) error {
 	fd, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -273,11 +273,15 @@ func bindShown(dir, at string) error {
 	return nil
 }
 
-// walkable makes the mount point at, below the installation's directory and that of all
-// installations, and has every user walk through the three, also where the umask is
-// stricter, as in a hardened service.
+// walkable makes the mount point at, below the directory of the installation and that of all
+// installations, and lets every user enter these three, even with a stricter umask, as in a
+// hardened service.
 func walkable(at string) error {
-	if err := os.MkdirAll(at, 0o711); err != nil {
+	err := os.MkdirAll(at, 0o711)
+	for tries := 0; errors.Is(err, fs.ErrNotExist) && tries < 100; tries++ {
+		err = os.MkdirAll(at, 0o711) // another process that closes has just removed the empty directory above it
+	}
+	if err != nil {
 		return err
 	}
 	mounts := filepath.Dir(at)
@@ -293,13 +297,12 @@ func walkable(at string) error {
 	return nil
 }
 
-// noSkeleton is none of them.
+// noSkeleton selects none.
 func noSkeleton(string) bool { return false }
 
-// removeSkeletons unmounts and removes every skeleton in dir and mounts but those in
-// keep; of those in rest only the mounts go. Sandboxes hold their own reference to the
-// mounts, so this does not disturb
-// them.
+// removeSkeletons unmounts and removes every skeleton in dir and mounts except those in
+// keep; of those in rest it removes only the mounts. Sandboxes hold their own reference to
+// the mounts, so this does not disturb them.
 func removeSkeletons(dir, mounts string, keep, rest func(digest string) bool) error {
 	var errs []error
 	for _, d := range []string{mounts, dir} {
@@ -340,7 +343,7 @@ func unmountBelow(dir string) error {
 	return errors.Join(errs...)
 }
 
-// A skeletonBuilder plans a skeleton, which needs no room, and then builds it.
+// A skeletonBuilder plans a skeleton, which takes no room, and then builds it.
 type skeletonBuilder struct {
 	shift   int  // added to every owner: the host ID of the sandbox's ID 0
 	chown   bool // only root can give files away
@@ -348,7 +351,7 @@ type skeletonBuilder struct {
 	binds   []string
 	entries []skeletonEntry
 	seen    map[string]bool // names of the entries
-	watch   []string        // files and directories of the machine that decide what is planned
+	watch   []string        // files and directories of the machine that the plan depends on
 }
 
 // A skeletonEntry is one file, directory or link of a skeleton's own.
@@ -382,8 +385,8 @@ func (b *skeletonBuilder) plan(agent string, paths, etc []string) error {
 	if err := b.link("/var/run", "/run"); err != nil {
 		return err
 	}
-	// /bin, /lib and friends: links into /usr on a merged system, directories of
-	// their own on others.
+	// /bin, /lib and similar: links into /usr on a merged system, directories of their
+	// own on others.
 	for _, d := range []string{"/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"} {
 		fi, err := os.Lstat(d)
 		switch {
@@ -410,7 +413,7 @@ func (b *skeletonBuilder) plan(agent string, paths, etc []string) error {
 		}
 		real, err := filepath.EvalSymlinks(p)
 		if err != nil {
-			return sandboxer.E(sandboxer.Invalid, err, "paths: %s cannot be followed to where it leads", p)
+			return sandboxer.E(sandboxer.Invalid, err, "paths: the links of %s cannot be followed", p)
 		}
 		if err := checkShown(p, real); err != nil {
 			return err
@@ -438,8 +441,7 @@ func (b *skeletonBuilder) plan(agent string, paths, etc []string) error {
 	if err := b.packaged(); err != nil {
 		return err
 	}
-	// gVisor covers an empty /tmp with a file system of its own, in memory and outside
-	// the disk limit.
+	// gVisor covers an empty /tmp with a file system in memory and outside the disk limit.
 	if err := b.file(tmpKeeper, 0o444, content(nil)); err != nil {
 		return err
 	}
@@ -464,8 +466,7 @@ func accounts() (passwd, group string) {
 	keep := func(file string, fields int, user string) string {
 		var out bytes.Buffer
 		data, _ := os.ReadFile(file)
-		for line := range strings.Lines(string(data)) {
-			f := strings.Split(strings.TrimSpace(line), ":")
+		for f := range users.Rows(bytes.NewReader(data)) {
 			if len(f) != fields {
 				continue
 			}
@@ -512,7 +513,7 @@ func (b *skeletonBuilder) dir(name string, mode fs.FileMode, id int) error {
 	return nil
 }
 
-// above plans the directories that name is in.
+// above plans the parent directories of name.
 func (b *skeletonBuilder) above(name string) {
 	if up := filepath.Dir(name); up != "/" && !b.seen[up] {
 		b.above(up)
@@ -554,7 +555,7 @@ func (b *skeletonBuilder) file(name string, mode fs.FileMode, open func() (io.Re
 	return nil
 }
 
-// build makes what was planned below root.
+// build makes the plan below root.
 func (b *skeletonBuilder) build(root string) error {
 	for _, e := range b.entries {
 		p := filepath.Join(root, e.name)
@@ -597,7 +598,7 @@ func (e *skeletonEntry) write(p string) error {
 	return errors.Join(err, f.Chmod(e.mode), f.Close())
 }
 
-// matches reports whether what was planned is below root already, to the last byte.
+// matches reports whether the planned tree already exists below root, to the last byte.
 func (b *skeletonBuilder) matches(root string) bool {
 	for _, e := range b.entries {
 		p := filepath.Join(root, e.name)
@@ -634,11 +635,11 @@ func (b *skeletonBuilder) matches(root string) bool {
 }
 
 // copyTree plans a copy of one allowed entry of /etc: world-readable regular files, links and
-// directories. Anything else is left out, as is what is missing.
+// directories. It leaves out everything else, and missing files.
 func (b *skeletonBuilder) copyTree(src string) error {
 	b.watch = append(b.watch, filepath.Dir(src), src)
 	if up, err := filepath.EvalSymlinks(filepath.Dir(src)); err != nil || up != "/etc" && !strings.HasPrefix(up, "/etc/") {
-		return nil // not there, or not in /etc
+		return nil // missing, or not in /etc
 	}
 	return filepath.WalkDir(src, func(p string, d fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) {
@@ -672,7 +673,7 @@ func (b *skeletonBuilder) copyTree(src string) error {
 	})
 }
 
-// openRegular opens a file that everybody may read, through no link.
+// openRegular opens a file that every user may read, without following links.
 func openRegular(p string) (io.ReadCloser, error) {
 	f, err := os.OpenFile(p, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {

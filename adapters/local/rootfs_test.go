@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -54,8 +55,8 @@ func inOwnEtc(t *testing.T) bool {
 	return true
 }
 
-// What is installed while the server runs is whole in the next sandbox; what an operator
-// wrote into a file is in none.
+// Files of a package that is installed while the server runs are complete in the next sandbox;
+// a file that an operator changed is in none.
 func TestEtcFollowsTheMachine(t *testing.T) {
 	needsGVisor(t)
 	if !inOwnEtc(t) {
@@ -137,7 +138,7 @@ func TestEtcSettings(t *testing.T) {
 	}
 }
 
-// Links and parents do not show what is never shown.
+// Links and parents do not expose hidden directories.
 func TestPathsAreFollowed(t *testing.T) {
 	for _, bad := range []string{"/var", "/var/lib", "/var/run", "/var/spool/cron", "/", "/root/x", "/etc/ssl"} {
 		c := Config{Paths: []string{bad}}
@@ -170,7 +171,7 @@ func TestPathsAreFollowed(t *testing.T) {
 		}
 		m := skeletonMaker{dir: filepath.Join(dir, "skel"), agent: agent, paths: []string{link}, checked: map[string]bool{}}
 		_, err := m.make()
-		if c.ok != (err == nil) || err != nil && (sandboxer.KindOf(err) != sandboxer.Invalid || !strings.Contains(err.Error(), "never shown")) {
+		if c.ok != (err == nil) || err != nil && (sandboxer.KindOf(err) != sandboxer.Invalid || !strings.Contains(err.Error(), "sandboxes can never see")) {
 			t.Errorf("%s, a link to %s: %v", link, c.to, err)
 		}
 		if os.Geteuid() != 0 || c.ok {
@@ -199,7 +200,7 @@ func BenchmarkSkeletonLook(b *testing.B) {
 	}
 }
 
-// A skeleton that a crash or the disk damaged is made anew, and an intact one takes no room.
+// A skeleton that a crash or the disk damaged is made again, and an intact one takes no room.
 func TestSkeletonIsWhole(t *testing.T) {
 	dir := t.TempDir()
 	agent := filepath.Join(dir, "agent")
@@ -242,8 +243,8 @@ func TestSkeletonIsWhole(t *testing.T) {
 	}
 }
 
-// A start on a full disk finds what an earlier one made; a first one says what is missing,
-// and works when there is room.
+// A start on a full disk uses what an earlier one made; a first one reports what is missing, and
+// works when there is room.
 func TestOpensOnAFullDisk(t *testing.T) {
 	needsGVisor(t)
 	if os.Geteuid() != 0 {
@@ -370,5 +371,41 @@ print(matplotlib.matplotlib_fname())`
 		if err != nil || x.Code != 0 || out.String() != "/etc/matplotlibrc\n" || said.Len() > 0 {
 			t.Errorf("as %s: %+v, %v: %q, %q", name, x, err, out.String(), said.String())
 		}
+	}
+}
+
+// TestMadeNextToClose: a place for a mount, and the list of user IDs, are also made while other processes, which close,
+// remove the empty directories above them.
+func TestMadeNextToClose(t *testing.T) {
+	above := filepath.Join(t.TempDir(), "box")
+	at := filepath.Join(above, "place")
+	ids := &idRanges{dir: filepath.Join(above, "ids")}
+	over := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			select {
+			case <-over:
+				return
+			default:
+				_ = unix.Rmdir(ids.dir)
+				_ = unix.Rmdir(above)
+			}
+		}
+	})
+	defer wg.Wait()
+	defer close(over)
+	for i := range 500 {
+		if err := walkable(at); err != nil {
+			t.Fatalf("a place after %d: %v", i, err)
+		}
+		if err := unix.Rmdir(at); err != nil {
+			t.Fatal(err)
+		}
+		unlock, err := ids.lock(t.Context())
+		if err != nil {
+			t.Fatalf("a lock after %d: %v", i, err)
+		}
+		unlock()
 	}
 }

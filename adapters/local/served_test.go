@@ -19,10 +19,10 @@ import (
 	"github.com/sand-boxer/sandboxer/extensiontest"
 )
 
-// served is the argument with which the test binary is a program that serves the adapter.
+// served is the argument that makes the test binary a program that serves the adapter.
 const served = "extension"
 
-// openServed opens the extension as openIn does, served by a program of its own.
+// openServed opens the extension like openIn, but served by a program of its own.
 func openServed(t testing.TB, dir, owner string, m Mounts) sandboxer.Extension {
 	t.Helper()
 	self, err := os.Executable()
@@ -45,18 +45,17 @@ func openServed(t testing.TB, dir, owner string, m Mounts) sandboxer.Extension {
 	return ext
 }
 
-// TestConformanceServed: an adapter that is served by a program of its own (package extension) loses nothing on the way. The groups
-// that are left out pass as well; with the fake they run in package process.
+// TestConformanceServed: an adapter that a program of its own serves (package extension) loses nothing on the way.
 func TestConformanceServed(t *testing.T) {
 	needsGVisor(t)
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
 	dir := shortDir(t)
 	h := harness(t, dir, func(t *testing.T, m Mounts) sandboxer.Extension { return openServed(t, dir, ours("conformance"), m) })
-	extensiontest.RunGroups(t, h, "core", "exec", "snapshot", "notify", "mounts")
+	extensiontest.RunWire(t, h)
 }
 
-// BenchmarkServed reports what a program of its own costs: the median time from the create of a sandbox to the end of its first
-// command beside that of the same adapter in this process, in turns.
+// BenchmarkServed reports the cost of a program of its own: the median time from the create of a sandbox to the end of its
+// first command, compared with the same adapter in this process, in turns.
 func BenchmarkServed(b *testing.B) {
 	needsGVisor(b)
 	owners := []string{ours("served"), ours("here")}
@@ -77,7 +76,7 @@ func BenchmarkServed(b *testing.B) {
 			if x, err := e.(sandboxer.Execer).Exec(b.Context(), h, sandboxer.Cmd{Args: []string{"true"}}); err != nil || x.Code != 0 {
 				b.Fatal(x, err)
 			}
-			if round > 0 { // the first makes what all share
+			if round > 0 { // the first makes shared objects
 				took[i] = append(took[i], float64(time.Since(began)))
 			}
 			if _, err := e.Teardown(b.Context(), h); err != nil {

@@ -3,6 +3,7 @@
 package local
 
 import (
+	"archive/tar"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -12,9 +13,11 @@ import (
 	"io"
 	"io/fs"
 	"iter"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -36,51 +39,51 @@ import (
 // Snapshots hold a sandbox's memory and its writable layer, as gVisor saves them, below
 // snapshot/<id>:
 //
-//	saved.json     what restoring takes besides; written first
+//	saved.json     other data for restoring; written first
 //	image/         gVisor's files
-//	receipt.json   written last: the snapshot is whole
+//	receipt.json   written last: the snapshot is complete
 const (
 	savedFile   = "saved.json"
 	receiptFile = "receipt.json"
 )
 
-// saved is what restoring a snapshot takes.
+// saved is the data that restoring a snapshot needs.
 type saved struct {
 	dir    string
 	Record record   `json:"record"` // of the sandbox that was saved
 	Args   []string `json:"args"`   // of its first process; gVisor restores no other
 	Shown  []string `json:"shown"`  // the machine's directories in its skeleton
 
-	// Process, Mounts and Annotations are those it ran with: gVisor compares them. They are
-	// absent in what builds saved that did not write them down.
+	// Process, Mounts and Annotations are those of the saved sandbox: gVisor compares them.
+	// They are absent in snapshots of builds that did not record them.
 	Process     *specs.Process    `json:"process,omitempty"` // without its environment, which may differ
 	Mounts      []specs.Mount     `json:"mounts,omitempty"`
 	Annotations map[string]string `json:"annotations,omitempty"`
 }
 
-// keep notes what gVisor will compare with what the sandbox is restored with.
+// keep notes the parts of the spec that gVisor will compare at a restore.
 func (s *saved) keep(ran *specs.Spec) {
 	p := *ran.Process
 	p.Env = nil
 	s.Process, s.Mounts, s.Annotations = &p, ran.Mounts, ran.Annotations
 }
 
-// Builds that did not write down what a sandbox ran with had one of two sets of
-// capabilities, and the arguments of the first process tell which. These lists are what
-// those builds had, whatever today's sandboxes have.
+// Builds that did not record a sandbox's spec had one of two sets of capabilities, and the
+// arguments of the first process show which. These lists are those of these builds,
+// whatever today's sandboxes have.
 var (
 	formerCapabilities = []string{"CAP_AUDIT_WRITE", "CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL",
 		"CAP_NET_BIND_SERVICE", "CAP_SETFCAP", "CAP_SETGID", "CAP_SETPCAP", "CAP_SETUID", "CAP_SYS_CHROOT"}
 	formerOwnCapabilities = append(slices.Clone(formerCapabilities), "CAP_SYS_RESOURCE")
 )
 
-// aboveLimits reports whether a first process is one whose agent is above the limits: since
-// then, too, the program that waits can hand over connections.
+// aboveLimits reports whether the agent of a first process is above the limits. Since that
+// build, too, the waiting program can hand over connections.
 func aboveLimits(args []string) bool { return slices.Contains(args, "--above-limits") }
 
-// dress gives the spec of a new sandbox what the saved one ran with, as far as gVisor
-// compares it. What the new one has besides stays: its name, its environment, and where
-// directories and files of this machine are now.
+// dress gives the spec of a new sandbox what gVisor compares with the saved one. The rest
+// stays: its name, its environment, and the present places of directories and files of this
+// machine.
 func (s *saved) dress(spec *specs.Spec, skel *skeleton) error {
 	spec.Process.Args = s.Args
 	if s.Process == nil {
@@ -89,6 +92,12 @@ func (s *saved) dress(spec *specs.Spec, skel *skeleton) error {
 			had = formerOwnCapabilities
 		}
 		spec.Process.Capabilities = &specs.LinuxCapabilities{Bounding: had, Effective: had, Permitted: had}
+		spec.Mounts = slices.DeleteFunc(spec.Mounts, func(m specs.Mount) bool { return m.Type == "cgroup" })
+		for i, m := range spec.Mounts {
+			if m.Destination == "/dev/shm" {
+				spec.Mounts[i].Options = []string{"mode=1777", "size=67108864"}
+			}
+		}
 		return nil
 	}
 	env := spec.Process.Env
@@ -110,7 +119,7 @@ func (s *saved) dress(spec *specs.Spec, skel *skeleton) error {
 		if m.Type == "bind" {
 			source, ok := now[m.Destination]
 			if !ok {
-				return sandboxer.E(sandboxer.Unsupported, nil, "the saved sandbox had a directory of this machine at %q, which this version does not give", m.Destination).
+				return sandboxer.E(sandboxer.Unsupported, nil, "the saved sandbox had a directory of this machine at %q, which this version does not provide", m.Destination).
 					WithHint("restore it with the version that saved it, or take its files, if it was saved as portable too: sandboxer restore %s --kind portable", filepath.Base(s.dir))
 			}
 			m.Source = source
@@ -122,7 +131,7 @@ func (s *saved) dress(spec *specs.Spec, skel *skeleton) error {
 	for k, v := range s.Annotations {
 		annotations[k] = v
 	}
-	for _, k := range []string{"dev.gvisor.spec.rootfs.source", "dev.gvisor.spec.rootfs.overlay"} { // where things are now
+	for _, k := range []string{"dev.gvisor.spec.rootfs.source", "dev.gvisor.spec.rootfs.overlay"} { // present places
 		if v, ok := spec.Annotations[k]; ok {
 			annotations[k] = v
 		}
@@ -133,10 +142,25 @@ func (s *saved) dress(spec *specs.Spec, skel *skeleton) error {
 
 func (s *saved) image() string { return filepath.Join(s.dir, "image") }
 
-// receipt is the broker's receipt of a snapshot, with what proves it unharmed.
+// receipt is the broker's receipt of a snapshot, with sums that prove it unharmed.
 type receipt struct {
 	Snapshot sandboxer.Snapshot `json:"snapshot"`
-	Files    []savedPart        `json:"files"`
+	Files    []savedPart        `json:"files"`           // below image/
+	Saved    *savedPart         `json:"saved,omitempty"` // saved.json; builds before had none
+}
+
+// digest covers everything that the receipt says about files. The broker's database has it,
+// too.
+func (r *receipt) digest() string {
+	sum := sha256.New()
+	files := r.Files
+	if r.Saved != nil {
+		files = append(slices.Clone(files), *r.Saved)
+	}
+	for _, p := range files {
+		fmt.Fprintln(sum, p.Name, p.Bytes, p.SHA256)
+	}
+	return "sha256:" + hex.EncodeToString(sum.Sum(nil))
 }
 
 type savedPart struct {
@@ -147,13 +171,13 @@ type savedPart struct {
 
 func (e *extension) snapshotDir(id string) (string, error) {
 	if err := sandboxer.CheckID(id); err != nil {
-		return "", sandboxer.E(sandboxer.Invalid, err, "%q is no ID of a snapshot", id)
+		return "", sandboxer.E(sandboxer.Invalid, err, "%q is not a snapshot ID", id)
 	}
 	return e.dir("snapshot", id), nil
 }
 
-// Snapshot implements sandboxer.Snapshotter. The sandbox stands still while its kernel
-// writes itself down; what was begun and not finished has no receipt.
+// Snapshot implements sandboxer.Snapshotter. The sandbox is paused while its kernel saves
+// its memory. An unfinished snapshot has no receipt.
 func (e *extension) Snapshot(ctx context.Context, h sandboxer.Handle, id string) (sandboxer.Snapshot, error) {
 	dir, err := e.snapshotDir(id)
 	if err != nil {
@@ -168,7 +192,7 @@ func (e *extension) Snapshot(ctx context.Context, h sandboxer.Handle, id string)
 		return r.Snapshot, nil
 	}
 	if err := os.RemoveAll(dir); err != nil {
-		return sandboxer.Snapshot{}, sandboxer.E(sandboxer.Unavailable, err, "what an earlier attempt left of snapshot %s cannot be removed", id)
+		return sandboxer.Snapshot{}, sandboxer.E(sandboxer.Unavailable, err, "remains of an earlier attempt to save snapshot %s cannot be removed", id)
 	}
 	b, unlock, err := e.alone(ctx, h)
 	if err != nil {
@@ -210,7 +234,7 @@ func (e *extension) save(ctx context.Context, b *liveSandbox, dir, id string) (*
 		return nil, err
 	}
 	if err := writeDurably(filepath.Join(dir, savedFile), s); err != nil {
-		return nil, diskError(err, "writing the snapshot down")
+		return nil, diskError(err, "recording the snapshot")
 	}
 	err = b.checkpoint(ctx, s.image())
 	if err != nil {
@@ -223,22 +247,25 @@ func (e *extension) save(ctx context.Context, b *liveSandbox, dir, id string) (*
 	if r.Files, err = readBack(s.image()); err != nil {
 		return nil, diskError(err, "reading the snapshot back")
 	}
-	sum := sha256.New()
+	part, err := readPart(filepath.Join(dir, savedFile), false)
+	if err != nil {
+		return nil, diskError(err, "reading the snapshot back")
+	}
+	r.Saved = &part
 	var bytes int64
 	for _, p := range r.Files {
-		fmt.Fprintln(sum, p.Name, p.Bytes, p.SHA256)
 		bytes += p.Bytes
 	}
 	r.Snapshot = sandboxer.Snapshot{SnapshotID: id, Bytes: bytes, Memory: true, Quiesced: true,
-		Meta: map[string]string{"digest": "sha256:" + hex.EncodeToString(sum.Sum(nil)), "gvisor": version.Version()}}
+		Meta: map[string]string{"digest": r.digest(), "gvisor": version.Version()}}
 	if err := writeDurably(filepath.Join(dir, receiptFile), r); err != nil {
 		return nil, diskError(err, "sealing the snapshot")
 	}
 	return r, nil
 }
 
-// checkpoint has the sandbox's kernel write itself down in dir, and go on. Meanwhile it
-// answers nobody; how long that takes is bounded by ctx alone.
+// checkpoint makes the sandbox's kernel save itself in dir, and continue. Meanwhile it
+// answers no call; only ctx bounds how long that takes.
 func (b *liveSandbox) checkpoint(ctx context.Context, dir string) error {
 	var files []*os.File
 	defer func() {
@@ -261,7 +288,7 @@ func (b *liveSandbox) checkpoint(ctx context.Context, dir string) error {
 	return b.heed(b.ctl.call(ctx, boot.ContMgrCheckpoint, args, nil, files...))
 }
 
-// failed gives a call its kind that the kernel inside refused or did not answer.
+// failed gives a kind to a call that the kernel inside refused or did not answer.
 func (b *liveSandbox) failed(ctx context.Context, err error, what string) error {
 	if said, ok := errors.AsType[remoteError](err); ok {
 		return sandboxer.E(sandboxer.Unavailable, said, "%s failed", what)
@@ -269,7 +296,7 @@ func (b *liveSandbox) failed(ctx context.Context, err error, what string) error 
 	return b.lost(ctx, err, what)
 }
 
-// roomFor refuses a snapshot for which the disk has no room: a full disk harms others.
+// roomFor refuses a snapshot if the disk has no room for it: a full disk harms others.
 func (e *extension) roomFor(name, dir string) error {
 	_, memory, _ := e.cgroups.usage(name)
 	var st unix.Statfs_t
@@ -283,7 +310,7 @@ func (e *extension) roomFor(name, dir string) error {
 	return nil
 }
 
-// shownIn tells from a sandbox's bundle which directories of the machine it sees.
+// shownIn returns from a sandbox's bundle the machine's directories that it sees.
 func shownIn(ran []specs.Mount, root string) []string {
 	var out []string
 	for _, m := range ran {
@@ -303,7 +330,7 @@ func shownIn(ran []specs.Mount, root string) []string {
 	return out
 }
 
-// readBack brings the files below dir to the disk, reads them, and says what they are.
+// readBack syncs the files below dir to the disk, reads them, and returns their sums.
 func readBack(dir string) ([]savedPart, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -336,12 +363,28 @@ func readPart(name string, sync bool) (savedPart, error) {
 	return savedPart{Name: filepath.Base(name), Bytes: n, SHA256: hex.EncodeToString(sum.Sum(nil))}, err
 }
 
-// verify compares a snapshot's files with its receipt.
+// verifySaved compares saved.json with the receipt, and the receipt with the broker's copy of its
+// digest.
+func (r *receipt) verifySaved(dir string, kept sandboxer.Snapshot) error {
+	if digest := kept.Meta["digest"]; digest != "" && digest != r.digest() {
+		return errors.New("its receipt differs from the broker's copy")
+	}
+	if r.Saved == nil {
+		return nil
+	}
+	got, err := readPart(filepath.Join(dir, savedFile), false)
+	if err == nil && got != *r.Saved {
+		err = errors.New(savedFile + " has changed since it was saved")
+	}
+	return err
+}
+
+// verify compares gVisor's files of a snapshot with its receipt.
 func (r *receipt) verify(dir string) error {
 	for _, want := range r.Files {
 		got, err := readPart(filepath.Join(dir, want.Name), false)
 		if err != nil || got != want {
-			return sandboxer.E(sandboxer.Failed, err, "snapshot %s is damaged: %s is not what was saved", r.Snapshot.SnapshotID, want.Name).
+			return sandboxer.E(sandboxer.Failed, err, "snapshot %s is damaged: %s has changed since it was saved", r.Snapshot.SnapshotID, want.Name).
 				WithHint("restore another snapshot; remove this one with: sandboxer snapshot rm %s", r.Snapshot.SnapshotID)
 		}
 	}
@@ -361,7 +404,7 @@ func (e *extension) ListSnapshots(_ context.Context, owner string) iter.Seq2[san
 				continue
 			}
 			f, err := e.foundSnapshot(d.Name(), owner)
-			if errors.Is(err, fs.ErrNotExist) { // dropped meanwhile, or somebody else's
+			if errors.Is(err, fs.ErrNotExist) { // dropped meanwhile, or another owner's
 				continue
 			}
 			if !yield(f, err) {
@@ -371,7 +414,7 @@ func (e *extension) ListSnapshots(_ context.Context, owner string) iter.Seq2[san
 	}
 }
 
-// foundSnapshot tells what is kept under id. fs.ErrNotExist: nothing of owner's.
+// foundSnapshot describes the snapshot under id. fs.ErrNotExist: nothing of owner's.
 func (e *extension) foundSnapshot(id, owner string) (f sandboxer.FoundSnapshot, err error) {
 	dir := e.dir("snapshot", id)
 	f.Snapshot.SnapshotID = id
@@ -387,7 +430,7 @@ func (e *extension) foundSnapshot(id, owner string) (f sandboxer.FoundSnapshot, 
 		if s.Record.Owner != owner {
 			return f, fs.ErrNotExist
 		}
-		f.SandboxID, f.Generation, f.Stamp = s.Record.SandboxID, s.Record.Generation, s.Record.Stamp
+		f.SandboxID, f.Generation = s.Record.SandboxID, s.Record.Generation
 		var r *receipt
 		if r, err = readReceipt(dir); err == nil && r.Snapshot.SnapshotID == id {
 			f.Snapshot, f.Whole = r.Snapshot, true
@@ -396,7 +439,7 @@ func (e *extension) foundSnapshot(id, owner string) (f sandboxer.FoundSnapshot, 
 	if isShort(err) {
 		return f, damaged(err, "snapshot "+id+" on this machine")
 	}
-	return f, nil // what is torn, or was not saved to the end, is there all the same
+	return f, nil // an incomplete or damaged snapshot still exists
 }
 
 func readReceipt(dir string) (*receipt, error) {
@@ -409,7 +452,7 @@ func readReceipt(dir string) (*receipt, error) {
 	return &r, err
 }
 
-// writeDurably writes v as JSON so that a power cut leaves it whole or absent.
+// writeDurably writes v as JSON so that after a power failure it is complete or absent.
 func writeDurably(name string, v any) error {
 	data, err := json.Marshal(v)
 	if err != nil {
@@ -418,7 +461,7 @@ func writeDurably(name string, v any) error {
 	return wholefile.Write(name, data)
 }
 
-// savedSkeleton finds the skeleton that a saved sandbox had.
+// savedSkeleton finds the skeleton of a saved sandbox.
 func (e *extension) savedSkeleton(s *saved) (*skeleton, error) {
 	current, err := e.skeleton()
 	if err != nil {
@@ -446,7 +489,7 @@ func (e *extension) savedSkeleton(s *saved) (*skeleton, error) {
 	return old, nil
 }
 
-// savedImage finds the image that a saved sandbox runs on; nil if on none.
+// savedImage finds the image of a saved sandbox; nil if it has none.
 func (e *extension) savedImage(ctx context.Context, s *saved) (*image, error) {
 	if s.Record.ImageFile == "" {
 		return nil, nil
@@ -461,10 +504,10 @@ func (e *extension) savedImage(ctx context.Context, s *saved) (*image, error) {
 		return nil, sandboxer.E(sandboxer.Failed, err, "the image of the saved sandbox, %s, is gone from this machine", s.Record.Image)
 	}
 	key := strings.TrimSuffix(s.Record.ImageFile, ".erofs")
-	if _, err := os.Stat(e.images.sumFile(key)); err == nil && !e.images.isWhole(key) { // builds before had none
+	if _, err := os.Stat(e.images.sumFile(key)); err == nil && !e.images.isWhole(key) { // earlier builds had none
 		release()
 		return nil, sandboxer.E(sandboxer.Failed, nil, "the image of the saved sandbox, %s, is damaged on this machine", s.Record.Image).
-			WithHint("create a sandbox with that image: it is made again")
+			WithHint("create a sandbox with that image: the image is then made again")
 	}
 	return img, nil
 }
@@ -475,7 +518,7 @@ func (e *extension) RestoreFromSnapshot(ctx context.Context, spec sandboxer.Spec
 	if err != nil {
 		return sandboxer.Handle{}, err
 	}
-	// What comes from the snapshot is not asked for again.
+	// The snapshot provides the inputs, the image and the workspace.
 	order := spec
 	order.Inputs, order.Image, order.Workspace = nil, "", ""
 	if _, err := e.check(order); err != nil {
@@ -489,6 +532,9 @@ func (e *extension) RestoreFromSnapshot(ctx context.Context, spec sandboxer.Spec
 		}
 		from := &saved{dir: dir}
 		if err == nil {
+			err = r.verifySaved(dir, s)
+		}
+		if err == nil {
 			err = readJSON(filepath.Join(dir, savedFile), from)
 		}
 		if err != nil {
@@ -496,9 +542,9 @@ func (e *extension) RestoreFromSnapshot(ctx context.Context, spec sandboxer.Spec
 		}
 		if v := r.Snapshot.Meta["gvisor"]; v != version.Version() {
 			return nil, sandboxer.E(sandboxer.Unsupported, nil, "snapshot %s was saved by another version of gVisor (%s; this program has %s), which cannot be restored", s.SnapshotID, v, version.Version()).
-				WithHint("its files can, if it was saved as portable too: sandboxer restore %s --kind portable; otherwise start the program that saved it, restore it there, and save its files: sandboxer snapshot create ID --portable", s.SnapshotID)
+				WithHint("to restore its files, if it was also saved as portable: sandboxer restore %s --kind portable; otherwise start the program that saved it, restore it there, and save its files: sandboxer snapshot create ID --portable", s.SnapshotID)
 		}
-		// gVisor gives what it restores the limits that it had inside.
+		// gVisor restores a sandbox with its limits inside unchanged.
 		if had, want := from.Record.Limits, spec.Limits; had.DiskBytes != want.DiskBytes || had.PIDs != want.PIDs {
 			return nil, sandboxer.E(sandboxer.Unsupported, nil, "a sandbox is restored with the limits on disk and processes that it was saved with").
 				WithHint("leave them out; limits on CPU and memory may differ")
@@ -512,19 +558,103 @@ func (e *extension) RestoreFromSnapshot(ctx context.Context, spec sandboxer.Spec
 			return nil, err
 		}
 		if img != nil {
-			defer img.release() // the record then says that it is in use
+			defer img.release() // the record then keeps it
 		}
 		sound := make(chan error, 1)
 		go func() { sound <- r.verify(from.image()) }()
 		b, err := e.create(ctx, name, spec, img, from)
-		if verr := <-sound; verr != nil { // also where the damage has stopped gVisor
+		if verr := <-sound; verr != nil { // also if the damage has stopped gVisor
 			return nil, verr
 		}
 		if err != nil {
 			return nil, err
 		}
+		if err := b.introduce(ctx, from.Record); err != nil {
+			e.warn("a restored sandbox still shows the name and limits that it was saved with", fmt.Errorf("sandbox %s: %w", name, err))
+		}
 		return b, b.setFuse(ctx, spec.Fuse)
 	})
+}
+
+// introduce gives a restored sandbox its own name and limits where its kernel still shows
+// those of the saved one.
+func (b *liveSandbox) introduce(ctx context.Context, was record) error {
+	return errors.Join(b.nameItself(ctx, was.SandboxID), b.showLimits(ctx))
+}
+
+// nameItself makes the sandbox's own name resolve in its /etc/hosts, in place of its earlier name.
+func (b *liveSandbox) nameItself(ctx context.Context, was string) error {
+	hosts, err := b.readSmall(ctx, "/etc/hosts")
+	line := func(name string) string { return "127.0.1.1\t" + name + "\n" }
+	if err != nil || len(hosts) == maxSmall || strings.Contains(hosts, line(b.rec.SandboxID)) {
+		return err
+	}
+	// Remove the old line and append the new one: another line of the guest may come before it.
+	hosts = strings.ReplaceAll(hosts, line(was), "")
+	if hosts != "" && !strings.HasSuffix(hosts, "\n") {
+		hosts += "\n"
+	}
+	hosts += line(b.rec.SandboxID)
+	archive, err := memoryFile("hosts")
+	if err != nil {
+		return err
+	}
+	defer archive.Close()
+	w := tar.NewWriter(archive)
+	err = w.WriteHeader(&tar.Header{Name: "hosts", Typeflag: tar.TypeReg, Mode: 0o644, Size: int64(len(hosts)), ModTime: time.Now()})
+	if err == nil {
+		_, err = io.WriteString(w, hosts)
+	}
+	if err == nil {
+		err = w.Close()
+	}
+	if err == nil {
+		_, err = archive.Seek(0, io.SeekStart)
+	}
+	if err != nil {
+		return err
+	}
+	ws, err := b.run(ctx, ownCapabilities, map[int]*os.File{0: archive}, agentPath, "untar", "--replace", "/etc")
+	if err == nil && ws != 0 {
+		err = fmt.Errorf("unpacking /etc/hosts ended with %d", ws)
+	}
+	return err
+}
+
+// showLimits updates the limits in the files of control groups inside.
+func (b *liveSandbox) showLimits(ctx context.Context) error {
+	in, err := b.readSmall(ctx, "/proc/1/cgroup") // 3:memory:/NAME, and so on
+	if err != nil {
+		return err
+	}
+	var args control.CgroupsWriteArgs
+	set := func(controller, name, value string) {
+		for line := range strings.Lines(in) {
+			if f := strings.SplitN(strings.TrimSpace(line), ":", 3); len(f) == 3 && f[1] == controller {
+				args.Args = append(args.Args, control.CgroupsWriteArg{Value: value,
+					File: control.CgroupControlFile{Controller: controller, Path: f[2], Name: name}})
+			}
+		}
+	}
+	memory, quota, period := int64(math.MaxInt64), int64(-1), uint64(0)
+	if n := b.rec.Limits.MemoryBytes; n > 0 {
+		memory = n
+	}
+	if b.rec.Limits.MilliCPU > 0 {
+		quota, period = cpuQuota(b.rec.Limits)
+		set("cpu", "cpu.cfs_period_us", strconv.FormatUint(period, 10))
+	}
+	set("memory", "memory.limit_in_bytes", strconv.FormatInt(memory, 10))
+	set("cpu", "cpu.cfs_quota_us", strconv.FormatInt(quota, 10))
+	var out control.CgroupsResults
+	if err := b.ask(ctx, func(ctx context.Context) error { return b.ctl.call(ctx, boot.CgroupsWriteControlFiles, &args, &out) }); err != nil {
+		return err
+	}
+	var errs []error
+	for _, r := range out.Results {
+		errs = append(errs, r.AsError())
+	}
+	return errors.Join(errs...)
 }
 
 func readJSON(name string, v any) error {
@@ -536,8 +666,8 @@ func readJSON(name string, v any) error {
 	return err
 }
 
-// DropSnapshot implements sandboxer.Snapshotter. Sandboxes that are being restored hold
-// its files open.
+// DropSnapshot implements sandboxer.Snapshotter. A restore in progress holds the files
+// open.
 func (e *extension) DropSnapshot(ctx context.Context, s sandboxer.Snapshot) error {
 	dir, err := e.snapshotDir(s.SnapshotID)
 	if err != nil {
@@ -551,7 +681,7 @@ func (e *extension) DropSnapshot(ctx context.Context, s sandboxer.Snapshot) erro
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	// Without its receipt it is not whole any more.
+	// A snapshot without its receipt is incomplete.
 	if err := os.Remove(filepath.Join(dir, receiptFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return sandboxer.E(sandboxer.Unavailable, err, "snapshot %s cannot be removed", s.SnapshotID)
 	}
@@ -571,7 +701,7 @@ func (e *extension) savedRoots() (skeletons, images []string, err error) {
 		var s saved
 		if err := readJSON(e.dir("snapshot", d.Name(), savedFile), &s); err != nil {
 			if errors.Is(err, fs.ErrNotExist) {
-				continue // being made, of a live sandbox, or being dropped
+				continue // in progress, of a live sandbox, or being dropped
 			}
 			return nil, nil, err
 		}
@@ -581,134 +711,4 @@ func (e *extension) savedRoots() (skeletons, images []string, err error) {
 		}
 	}
 	return skeletons, images, nil
-}
-
-// Pause implements sandboxer.Pauser: the sandbox's kernel stops all its tasks. gVisor
-// counts pauses, so each step is written down: a broker that died in between must not
-// make it two.
-func (e *extension) Pause(ctx context.Context, h sandboxer.Handle) error {
-	return e.freezer(ctx, h, func(b *liveSandbox) error {
-		frozen, err := e.isFrozen(ctx, b)
-		if err != nil || frozen {
-			return err
-		}
-		if err := b.ask(ctx, b.ctl.ping); err != nil { // before anything is noted
-			return b.failed(ctx, err, "freezing the sandbox")
-		}
-		if err := e.setFrozen(b.name, stepFreezing); err != nil {
-			return err
-		}
-		if err := b.ask(ctx, b.ctl.pause); err != nil {
-			return b.failed(ctx, err, "freezing the sandbox")
-		}
-		return e.setFrozen(b.name, stepFrozen)
-	})
-}
-
-// Resume implements sandboxer.Pauser.
-func (e *extension) Resume(ctx context.Context, h sandboxer.Handle) error {
-	return e.freezer(ctx, h, func(b *liveSandbox) error {
-		frozen, err := e.isFrozen(ctx, b)
-		if err != nil || !frozen {
-			return err
-		}
-		if err := e.setFrozen(b.name, stepThawing); err != nil {
-			return err
-		}
-		if err := b.ask(ctx, b.ctl.resume); err != nil {
-			return b.failed(ctx, err, "thawing the sandbox")
-		}
-		if err := e.setFrozen(b.name, ""); err != nil {
-			return err
-		}
-		rec, err := e.record(b.name)
-		if err != nil {
-			return err
-		}
-		return b.setFuse(ctx, rec.Fuse) // which did not burn meanwhile
-	})
-}
-
-func (e *extension) freezer(ctx context.Context, h sandboxer.Handle, do func(*liveSandbox) error) error {
-	b, unlock, err := e.alone(ctx, h)
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	return do(b)
-}
-
-// The steps of freezing, in the file "frozen" of a sandbox's directory, which is absent
-// while it runs.
-const (
-	stepFreezing = "freezing"
-	stepFrozen   = "frozen"
-	stepThawing  = "thawing"
-)
-
-// frozen returns the step of freezing that the sandbox is in; "" while it runs.
-func (e *extension) frozen(name string) string {
-	data, err := os.ReadFile(e.dir("box", name, "frozen"))
-	if err != nil {
-		return ""
-	}
-	return string(data)
-}
-
-func (e *extension) setFrozen(name, step string) error {
-	p := e.dir("box", name, "frozen")
-	e.mu.Lock()
-	b := e.boxes[name]
-	e.mu.Unlock()
-	if b != nil && step != "" {
-		b.setFrozen(true)
-	}
-	if step == "" {
-		if err := os.Remove(p); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return diskError(err, "noting that the sandbox runs")
-		}
-		if b != nil {
-			b.setFrozen(false)
-		}
-		return nil
-	}
-	if err := wholefile.Replace(p, []byte(step)); err != nil {
-		return diskError(err, "noting that the sandbox is frozen")
-	}
-	return nil
-}
-
-// isFrozen tells whether the sandbox is frozen, and if a broker died on the way there or
-// back, looks.
-func (e *extension) isFrozen(ctx context.Context, b *liveSandbox) (bool, error) {
-	switch e.frozen(b.name) {
-	case "":
-		return false, nil
-	case stepFrozen:
-		return true, nil
-	}
-	runs, err := b.runs(ctx)
-	if err != nil {
-		return false, err
-	}
-	step := stepFrozen
-	if runs {
-		step = ""
-	}
-	return !runs, e.setFrozen(b.name, step)
-}
-
-// runs reports whether the sandbox's kernel runs what it is given.
-func (b *liveSandbox) runs(ctx context.Context) (bool, error) {
-	pid, err := b.executeOwn(ctx, ownCapabilities, nil, pausePath) // ends at once
-	if err != nil {
-		return false, b.failed(ctx, err, "asking whether the sandbox is frozen")
-	}
-	wctx, cancel := context.WithTimeout(ctx, 3*time.Second)
-	defer cancel()
-	_, err = b.ctl.waitPID(wctx, pid)
-	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
-		return false, nil
-	}
-	return err == nil, b.lost(ctx, err, "asking whether the sandbox is frozen")
 }

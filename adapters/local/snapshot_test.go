@@ -61,7 +61,7 @@ func restored(t *testing.T, e *extension, spec sandboxer.Spec, s sandboxer.Snaps
 }
 
 // A busy source: its agent awake, a terminal and a transfer open, a main command. The
-// source keeps them all; the copy has the processes, a fresh way to its agent, and
+// source keeps them all; the copy has the processes, a new connection to its agent, and
 // neither the source's streams nor its fuse.
 func TestSnapshotOfABusySandbox(t *testing.T) {
 	e := openTest(t)
@@ -118,22 +118,34 @@ func TestSnapshotOfABusySandbox(t *testing.T) {
 	}
 }
 
-// A copy made long after the fuse of its source lives as long as its own says.
+// A copy made long after the fuse of its source lives until its own fuse.
 func TestRestoreAfterTheFuse(t *testing.T) {
+	t.Parallel()
 	e := openTest(t)
 	for _, awake := range []bool{false, true} {
 		t.Run(fmt.Sprintf("awake=%t", awake), func(t *testing.T) {
 			t.Parallel()
-			h := up(t, e, sandboxer.Spec{Fuse: time.Now().Add(3 * time.Second)})
+			h := up(t, e, sandboxer.Spec{Fuse: time.Now().Add(15 * time.Second)}) // it must be saved before, even on a busy machine
 			if awake {
 				if _, err := e.StatFile(t.Context(), h, "/"); err != nil {
 					t.Fatal(err)
 				}
 			}
 			s := snapshot(t, e, h)
-			time.Sleep(4 * time.Second)
+			gone := func(what string, h sandboxer.Handle) {
+				for end := time.Now().Add(2 * time.Minute); ; time.Sleep(50 * time.Millisecond) {
+					if l, _ := e.IsAlive(t.Context(), h); l == sandboxer.Gone {
+						return
+					}
+					if time.Now().After(end) {
+						t.Fatalf("%s outlives its fuse", what)
+					}
+				}
+			}
+			gone("the source", h)
 			copied := restored(t, e, sandboxer.Spec{Fuse: time.Now().Add(time.Hour)}, s)
-			time.Sleep(12 * time.Second) // the time of grace, and more
+			// Its grace period begins later than that of the first.
+			gone("another copy", restored(t, e, sandboxer.Spec{Fuse: time.Now().Add(time.Second)}, s))
 			if l, err := e.IsAlive(t.Context(), copied); l != sandboxer.Alive {
 				t.Errorf("the copy is %s, %v", l, err)
 			}
@@ -141,7 +153,7 @@ func TestRestoreAfterTheFuse(t *testing.T) {
 	}
 }
 
-// An image's sandbox, with a network, restored twice over by another process.
+// An image's sandbox, with a network, restored twice by another process.
 func TestSnapshotOfAnImage(t *testing.T) {
 	needsGVisor(t)
 	dir := shortDir(t)
@@ -172,7 +184,8 @@ func TestDamagedSnapshot(t *testing.T) {
 	if err != nil || len(files) == 0 {
 		t.Fatal(files, err)
 	}
-	for _, name := range files {
+	receipt := e.dir("snapshot", s.SnapshotID, receiptFile)
+	for _, name := range append(files, e.dir("snapshot", s.SnapshotID, savedFile), receipt) {
 		was, err := os.ReadFile(name)
 		if err != nil {
 			t.Fatal(err)
@@ -181,7 +194,15 @@ func TestDamagedSnapshot(t *testing.T) {
 			continue
 		}
 		spoilt := bytes.Clone(was)
-		spoilt[len(spoilt)/2] ^= 1
+		at := len(spoilt) / 2
+		if name == receipt { // a digest in it, which is still valid JSON
+			at = bytes.Index(spoilt, []byte(`"sha256":"`)) + len(`"sha256":"`)
+			if spoilt[at]++; spoilt[at] > 'f' || spoilt[at] == '9'+1 {
+				spoilt[at] = '0'
+			}
+		} else {
+			spoilt[at] ^= 1
+		}
 		if err := os.WriteFile(name, spoilt, 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -206,8 +227,8 @@ func TestDamagedSnapshot(t *testing.T) {
 	}
 }
 
-// A hundred times frozen and thawed, half of them with the broker's steps cut short:
-// no write is lost, and none happens meanwhile.
+// A hundred times frozen and thawed, half of them with the broker's steps interrupted: no
+// write is lost, and none happens meanwhile.
 func TestFreezeAndThaw(t *testing.T) {
 	e := openTest(t)
 	h := up(t, e, sandboxer.Spec{Fuse: time.Now().Add(time.Hour)})
@@ -220,7 +241,7 @@ func TestFreezeAndThaw(t *testing.T) {
 		if err := e.Pause(t.Context(), h); err != nil {
 			t.Fatalf("round %d: Pause: %v", i, err)
 		}
-		if i%40 == 1 { // as if the broker had died before it noted the end of the step
+		if i%40 == 1 { // as if the broker had died before it recorded the end of the step
 			if err := e.setFrozen(b.name, []string{stepFreezing, stepThawing}[i/40%2]); err != nil {
 				t.Fatal(err)
 			}
@@ -295,7 +316,7 @@ func TestToDiskAndBack(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// It may not have come to a line in every round, but goes on.
+	// It may not have written a line in every round, but continues.
 	got := sh(t, e, h, fmt.Sprintf(`i=0; while [ $((i += 1)) -le 1000 ] && [ $(wc -l </tmp/log) -lt %d ]; do sleep 0.01; done
 awk '{ if ($1 != NR) { print "line " NR " is " $1; exit } } END { print NR }' /tmp/log`, rounds))
 	if n, err := strconv.Atoi(got); err != nil || n < rounds {
@@ -306,7 +327,7 @@ awk '{ if ($1 != NR) { print "line " NR " is " $1; exit } } END { print NR }' /t
 	}
 }
 
-// What a snapshot was taken of stays frozen if it was.
+// A frozen sandbox stays frozen after its snapshot.
 func TestSnapshotOfAFrozenSandbox(t *testing.T) {
 	e := openTest(t)
 	h := up(t, e, sandboxer.Spec{})
@@ -329,7 +350,7 @@ func TestSnapshotOfAFrozenSandbox(t *testing.T) {
 	}
 }
 
-// lockedBuffer is written while it is read.
+// lockedBuffer can be written during a read.
 type lockedBuffer struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -347,7 +368,7 @@ func (l *lockedBuffer) String() string {
 	return l.b.String()
 }
 
-// What was saved has its root after the last sandbox is gone, its server has stopped, and
+// A snapshot has its root after the last sandbox is gone, its server has stopped, and
 // another build with another agent has started.
 func TestSavedRootStays(t *testing.T) {
 	needsGVisor(t)
@@ -393,7 +414,7 @@ func TestSavedRootStays(t *testing.T) {
 	}
 }
 
-// A start says what this program's gVisor cannot restore.
+// A start reports what this program's gVisor cannot restore.
 func TestOtherVersionsAreTold(t *testing.T) {
 	e := &extension{env: sandboxer.Env{Dir: t.TempDir()}}
 	for id, v := range map[string]string{"old1": "v0-old", "old2": "v0-old", "same": version.Version()} {
@@ -406,7 +427,7 @@ func TestOtherVersionsAreTold(t *testing.T) {
 	}
 	for name, r := range map[string]record{
 		"a-g1": {SandboxID: "a", Generation: 1, GVisor: "v0-old"}, "b-g1": {SandboxID: "b", Generation: 1, GVisor: version.Version()},
-		"c-g1": {SandboxID: "c", Generation: 1}, // of a build before, which had today's version
+		"c-g1": {SandboxID: "c", Generation: 1}, // of an earlier build, which had today's version
 	} {
 		if err := os.MkdirAll(e.dir("box", name), 0o700); err != nil {
 			t.Fatal(err)
@@ -417,7 +438,7 @@ func TestOtherVersionsAreTold(t *testing.T) {
 	}
 	got := e.otherVersions()
 	if len(got) != 2 || !strings.Contains(got[0], ": 2; to keep them") || !strings.Contains(got[0], "gVisor v0-old") || !strings.Contains(got[0], "start the program that saved them") ||
-		!strings.Contains(got[1], "sandboxes that gVisor v0-old runs") || !strings.Contains(got[1], ": 1; they go on") || !strings.Contains(got[1], "--portable") {
+		!strings.Contains(got[1], "sandboxes that gVisor v0-old runs") || !strings.Contains(got[1], ": 1; they continue to run") || !strings.Contains(got[1], "--portable") {
 		t.Errorf("it says %q", got)
 	}
 	if again := e.Notices(t.Context()); !slices.Equal(again, got) {
@@ -425,7 +446,7 @@ func TestOtherVersionsAreTold(t *testing.T) {
 	}
 }
 
-// What builds saved that did not write down what a sandbox ran with gets what those had.
+// A snapshot of a build that did not record the spec gets what such builds had.
 func TestSavedByFormerBuilds(t *testing.T) {
 	for text, want := range map[string]int{
 		// As commits 069dcec and 8c597fc wrote it.
@@ -440,15 +461,17 @@ func TestSavedByFormerBuilds(t *testing.T) {
 		if err := readJSON(name, &s); err != nil {
 			t.Fatal(err)
 		}
-		spec := &specs.Spec{Process: &specs.Process{Env: []string{"A=b"}}, Mounts: []specs.Mount{{Destination: "/proc"}}}
+		spec := &specs.Spec{Process: &specs.Process{Env: []string{"A=b"}}, Mounts: []specs.Mount{{Destination: "/proc"},
+			{Destination: "/dev/shm", Type: "tmpfs", Options: []string{"mode=1777", "size=1"}}, {Destination: "/sys/fs/cgroup", Type: "cgroup"}}}
 		if err := s.dress(spec, &skeleton{root: "/r"}); err != nil {
 			t.Fatal(err)
 		}
-		if got := spec.Process.Capabilities.Bounding; len(got) != want || len(spec.Process.Args) != len(s.Args) || len(spec.Mounts) != 1 {
+		if got := spec.Process.Capabilities.Bounding; len(got) != want || len(spec.Process.Args) != len(s.Args) || len(spec.Mounts) != 2 || spec.Mounts[1].Options[1] != "size=67108864" {
 			t.Errorf("%q, %+v; want %d", got, spec.Process, want)
 		}
 	}
-	// Since then it is written down: mounts with where they are now, and nothing that is not given.
+	// Since then the spec is recorded: mounts at their present places, and nothing that does not
+	// exist.
 	s := saved{Args: []string{"a"}}
 	s.keep(&specs.Spec{
 		Process: &specs.Process{Env: []string{"SECRET=x"}, Cwd: "/was", Capabilities: &specs.LinuxCapabilities{Bounding: []string{"CAP_KILL"}}},
@@ -470,8 +493,8 @@ func TestSavedByFormerBuilds(t *testing.T) {
 	}
 }
 
-// TestStoredFilesAreUnambiguous: what is written down is read as it was meant or not at all;
-// what a newer version wrote besides is left out.
+// TestStoredFilesAreUnambiguous: a record is read as it was meant or not at all; additions
+// of a newer version are ignored.
 func TestStoredFilesAreUnambiguous(t *testing.T) {
 	var log bytes.Buffer
 	e := &extension{env: sandboxer.Env{Dir: t.TempDir(), Log: slog.New(slog.NewTextHandler(&log, nil))}}
@@ -517,7 +540,7 @@ func TestStoredFilesAreUnambiguous(t *testing.T) {
 	}
 }
 
-// What was begun and not finished, and what is damaged, is listed for what it is.
+// Unfinished and damaged snapshots are listed as such.
 func TestListUnfinishedSnapshots(t *testing.T) {
 	e := openTest(t)
 	h := up(t, e, sandboxer.Spec{})

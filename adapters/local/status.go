@@ -13,8 +13,8 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// IsAlive implements sandboxer.Prober. Its process says that a sandbox is there; whether
-// it is of any use, its kernel does.
+// IsAlive implements sandboxer.Prober. The process shows that a sandbox exists; its kernel
+// shows whether it works.
 func (e *extension) IsAlive(ctx context.Context, h sandboxer.Handle) (sandboxer.Liveness, error) {
 	b, err := e.of(h)
 	switch {
@@ -26,23 +26,23 @@ func (e *extension) IsAlive(ctx context.Context, h sandboxer.Handle) (sandboxer.
 				e.drop(b.name)
 				return sandboxer.Gone, nil
 			}
-			return sandboxer.Unresponsive, nil // until it has
+			return sandboxer.Unresponsive, nil // until it has ended
 		}
 		switch {
 		case err == nil && b.alive():
 			return sandboxer.Alive, nil
-		case err == nil: // it ended while it was asked
+		case err == nil: // it ended during the check
 			e.drop(b.name)
 			return sandboxer.Gone, nil
 		case errors.Is(err, errUnresponsive) && b.pulse.quiet():
 			return sandboxer.Alive, nil
 		case errors.Is(err, errUnresponsive):
-			b.pulse.doubt() // calls meet what was said of it
+			b.pulse.doubt() // calls then get this result
 			return sandboxer.Unresponsive, nil
 		}
 		return sandboxer.Unknown, err
 	case errors.Is(err, errDamaged):
-		// Its processes may be well, but nobody can get at them any more.
+		// Its processes may run, but no call can reach them any more.
 		if name, ferr := e.find(h); ferr == nil {
 			pids, perr := e.processes(name)
 			if perr != nil {
@@ -62,8 +62,8 @@ func (e *extension) IsAlive(ctx context.Context, h sandboxer.Handle) (sandboxer.
 	return sandboxer.Unknown, err
 }
 
-// Capacity implements sandboxer.CapacityReporter. Free counts memory, as it is now: sandboxes
-// that grow later can still exceed the machine's, where their limits allow it.
+// Capacity implements sandboxer.CapacityReporter. Free is the present free memory: sandboxes
+// that grow later can still exceed the machine's, if their limits allow it.
 func (e *extension) Capacity(_ context.Context, host string) (sandboxer.HostCapacity, error) {
 	if host != "" && host != "localhost" {
 		return sandboxer.HostCapacity{}, sandboxer.E(sandboxer.NotFound, nil, "%s has no host %q", e.env.Extension, host)

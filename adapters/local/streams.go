@@ -19,33 +19,33 @@ import (
 // streams connect a command's files with the caller's readers and writers.
 type streams struct {
 	guest  map[int]*os.File // the command's ends
-	stdin  *os.File         // our ends; nil where there is none
+	stdin  *os.File         // our ends; nil if there are none
 	out    []*outStream
 	broken chan struct{} // closed when a writer fails
 	fail   func()        // closes broken
 }
 
-// An outStream is one stream of a command's output. Nothing of this process stays with it
-// while nothing comes.
+// An outStream is one stream of a command's output. It costs no buffer and no goroutine while
+// it is silent.
 type outStream struct {
 	poll  *poller
 	f     *os.File
 	raw   syscall.RawConn
 	watch *watch
 	w     io.Writer
-	fail  func() // called when w does
+	fail  func() // called when w fails
 
-	over atomic.Bool // what comes is the affair of finish now
+	over atomic.Bool // finish now handles what comes
 	mu   sync.Mutex  // held while it flows
 	eof  bool
 	err  error
 }
 
 const (
-	pipeSize = 1 << 20 // what an ordinary user may ask for; fewer switches between writer and reader
+	pipeSize = 1 << 20 // the most that an ordinary user gets; fewer switches between writer and reader
 
-	// A stream that has moved busyOutput and stops is waited for as long as lingerOutput: more
-	// will come soon.
+	// A stream that pauses after it has moved busyOutput is waited for as long as
+	// lingerOutput: more will come soon.
 	busyOutput   = 64 << 10
 	lingerOutput = 10 * time.Millisecond
 )
@@ -63,7 +63,7 @@ func newStreams(poll *poller, cmd sandboxer.Cmd) (*streams, error) {
 	if cmd.Stdin != nil {
 		r, w, err := os.Pipe()
 		if err != nil {
-			return nil, sandboxer.E(sandboxer.Unavailable, err, "no pipe for the command's input")
+			return nil, sandboxer.E(sandboxer.Unavailable, err, "cannot open a pipe for the command's input")
 		}
 		s.guest[0], s.stdin = r, w
 	}
@@ -73,14 +73,14 @@ func newStreams(poll *poller, cmd sandboxer.Cmd) (*streams, error) {
 		}
 		r, g, err := os.Pipe()
 		if err != nil {
-			return nil, sandboxer.E(sandboxer.Unavailable, err, "no pipe for the command's output")
+			return nil, sandboxer.E(sandboxer.Unavailable, err, "cannot open a pipe for the command's output")
 		}
 		_, _ = unix.FcntlInt(g.Fd(), unix.F_SETPIPE_SZ, pipeSize)
 		s.guest[i+1] = g
 		o := &outStream{poll: poll, f: r, w: w, fail: s.fail}
 		s.out = append(s.out, o)
 		if o.raw, err = r.SyscallConn(); err != nil {
-			return nil, sandboxer.E(sandboxer.Unavailable, err, "no pipe for the command's output")
+			return nil, sandboxer.E(sandboxer.Unavailable, err, "cannot open a pipe for the command's output")
 		}
 	}
 	for i := range 3 {
@@ -103,14 +103,14 @@ func (s *streams) closeGuest() {
 	s.guest = nil
 }
 
-// start begins to copy.
+// start begins the copying.
 func (s *streams) start(cmd sandboxer.Cmd) {
 	if s.stdin != nil {
-		// Not waited for: a reader may block for ever, and is the caller's to end.
+		// Do not wait for it: a reader may block for ever, and the caller must end it.
 		go feed(s.stdin, cmd.Stdin)
 	}
 	for _, o := range s.out {
-		o.mu.Lock() // a stream that flows already waits for its watch
+		o.mu.Lock() // a stream that already flows waits for its watch
 		var err error
 		if o.watch, err = o.poll.watch(o.f, o.flow); err == nil {
 			err = o.watch.arm()
@@ -122,7 +122,7 @@ func (s *streams) start(cmd sandboxer.Cmd) {
 	}
 }
 
-// feed copies a command's input. Its buffer is small while little comes.
+// feed copies a command's input. Its buffer is small while there is little input.
 func feed(w *os.File, r io.Reader) {
 	defer w.Close()
 	small := make([]byte, 512)
@@ -141,7 +141,7 @@ func feed(w *os.File, r io.Reader) {
 	}
 }
 
-// flow passes on what is there, and has the poller wait for more.
+// flow passes on what is available, and makes the poller wait for more.
 func (o *outStream) flow() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -166,9 +166,9 @@ func (o *outStream) flow() {
 			}
 		case err == unix.EAGAIN && moved >= busyOutput:
 			moved = 0
-			linger = o.f.SetReadDeadline(time.Now().Add(lingerOutput)) == nil // before it looks whether it is over
+			linger = o.f.SetReadDeadline(time.Now().Add(lingerOutput)) == nil // set before checking whether it is over
 		case o.eof || o.err != nil:
-		case stay || o.watch == nil || o.watch.arm() != nil: // there is no poller for it
+		case stay || o.watch == nil || o.watch.arm() != nil: // the poller cannot watch it
 			stay = true
 			linger = o.f.SetReadDeadline(time.Time{}) == nil
 		default:
@@ -180,7 +180,7 @@ func (o *outStream) flow() {
 	}
 }
 
-// ready reads without waiting.
+// ready reads without blocking.
 func (o *outStream) ready(buf []byte) (n int, err error) {
 	cerr := o.raw.Control(func(fd uintptr) {
 		for n, err = -1, unix.EINTR; err == unix.EINTR; {
@@ -196,22 +196,22 @@ func (o *outStream) ready(buf []byte) (n int, err error) {
 	return max(n, 0), err
 }
 
-// pass gives to the caller what was read. An error other than that nothing came is the end.
+// pass gives a read's data to the caller. Any error ends the stream, except that there is none now.
 func (o *outStream) pass(p []byte, err error) {
 	if len(p) > 0 {
 		if _, err := o.w.Write(p); err != nil {
-			o.err = sandboxer.E(sandboxer.Canceled, err, "nobody reads the command's output any more")
+			o.err = sandboxer.E(sandboxer.Canceled, err, "the caller no longer reads the command's output")
 		}
 	}
 	o.eof = o.eof || err != nil && err != unix.EAGAIN && !errors.Is(err, os.ErrDeadlineExceeded)
 }
 
-// rest moves output until its end. A command may leave something behind that keeps
-// the stream open; now that the command itself has ended, only what is already in the
-// pipe is taken.
+// rest moves output until its end. A command may leave a process behind that keeps the
+// stream open; now that the command itself has ended, rest takes only what is already in
+// the pipe.
 func (o *outStream) rest() {
 	o.over.Store(true)
-	_ = o.f.SetReadDeadline(time.Unix(1, 0)) // whoever lingers sees it
+	_ = o.f.SetReadDeadline(time.Unix(1, 0)) // a lingering flow notices this
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.eof || o.err != nil {
@@ -248,8 +248,8 @@ func (o *outStream) close() {
 	o.f.Close()
 }
 
-// drainTime is how long after a command's end its output may still be on its way
-// from other processes that share the stream.
+// drainTime is how long after a command's end its output may still be in transit from
+// other processes that share the stream.
 const drainTime = 20 * time.Millisecond
 
 // finish waits until the output of an ended command is delivered.

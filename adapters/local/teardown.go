@@ -55,9 +55,9 @@ func (e *extension) Teardown(ctx context.Context, h sandboxer.Handle) (sandboxer
 	return report, nil
 }
 
-// remove ends everything that carries name, in whatever condition it is: gVisor's
-// container, processes that no state mentions, control groups, and last the
-// directory, whose presence says that something may be left.
+// remove ends everything that has this name, in whatever state: gVisor's container,
+// processes that no state mentions, control groups, and last the directory, which shows
+// that something may be left.
 func (e *extension) remove(name string) (removed []string, err error) {
 	e.mu.Lock()
 	held := e.boxes[name]
@@ -66,19 +66,19 @@ func (e *extension) remove(name string) (removed []string, err error) {
 	e.memory.forget(name)
 	var c *container.Container
 	if held != nil {
-		c = held.c // knows whether the processes are our children
+		c = held.c // it knows whether the processes are our children
 	} else {
 		c, err = e.load(name)
 	}
-	// Whose processes this one knows, and saw end, has left none. Else every process of
-	// the machine is looked at.
+	// A sandbox whose processes this one knows and has seen end has left none.
+	// Otherwise check every process of the machine.
 	stray := held == nil
 	switch {
 	case err != nil:
-		e.warn("unreadable state of gVisor's is removed", fmt.Errorf("sandbox %s: %w", name, err))
+		e.warn("removing unreadable state of gVisor", fmt.Errorf("sandbox %s: %w", name, err))
 	case c != nil:
 		if err := destroy(c); err != nil {
-			// The processes are dealt with below; what remains of its state, too.
+			// The code below ends the processes, and removes what remains of its state.
 			stray = true
 			if e.env.Log != nil {
 				e.env.Log.Debug("gVisor's own cleanup failed", "sandbox", name, "err", err)
@@ -93,12 +93,12 @@ func (e *extension) remove(name string) (removed []string, err error) {
 		}
 		if len(pids) > 0 {
 			if err := killAll(pids); err != nil {
-				return removed, sandboxer.E(sandboxer.Unavailable, err, "a process of sandbox %s does not end", name)
+				return removed, sandboxer.E(sandboxer.Unavailable, err, "a process of sandbox %s did not end", name)
 			}
 			removed = append(removed, fmt.Sprintf("%d stray processes", len(pids)))
 		}
 	}
-	files, err := os.ReadDir(e.dir("run")) // not Glob, which finds nothing where it cannot look
+	files, err := os.ReadDir(e.dir("run")) // not Glob, which returns nothing if it cannot read
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return removed, sandboxer.E(sandboxer.Unavailable, err, "gVisor's state of sandbox %s cannot be listed", name)
 	}
@@ -119,7 +119,7 @@ func (e *extension) remove(name string) (removed []string, err error) {
 	dir := e.dir("box", name)
 	if e.ids != nil {
 		if err := e.forgetIDs(name, held); err != nil {
-			return removed, sandboxer.E(sandboxer.Unavailable, err, "the user IDs of sandbox %s cannot be given back", name)
+			return removed, sandboxer.E(sandboxer.Unavailable, err, "the user IDs of sandbox %s cannot be released", name)
 		}
 	}
 	if _, err := os.Lstat(dir); err == nil {
@@ -131,7 +131,7 @@ func (e *extension) remove(name string) (removed []string, err error) {
 	return removed, nil
 }
 
-// forgetIDs gives back the user IDs of a sandbox of which nothing is left but its directory.
+// forgetIDs gives back the user IDs of a sandbox that has only its directory left.
 func (e *extension) forgetIDs(name string, held *liveSandbox) error {
 	if err := e.ids.unshowAll(name); err != nil {
 		return err
@@ -142,7 +142,7 @@ func (e *extension) forgetIDs(name string, held *liveSandbox) error {
 	} else if rec, err := e.record(name); err == nil {
 		base = rec.IDBase
 	} else if !errors.Is(err, fs.ErrNotExist) {
-		return e.ids.giveBackAll(e.dir("box", name)) // it is damaged
+		return e.ids.giveBackAll(e.dir("box", name)) // the record is damaged
 	}
 	if base == 0 {
 		return nil
@@ -150,7 +150,7 @@ func (e *extension) forgetIDs(name string, held *liveSandbox) error {
 	return e.ids.giveBack(e.dir("box", name), base)
 }
 
-// destroy ends a container and collects its processes if they are our children.
+// destroy ends a container and reaps its processes if they are our children.
 func destroy(c *container.Container) error {
 	var pids []int
 	if c.Sandbox != nil {
@@ -172,8 +172,8 @@ func stateOf(file, name string) bool {
 	return strings.HasPrefix(file, name+"_sandbox:"+name+".") || strings.HasPrefix(file, "runsc-"+name+".")
 }
 
-// killAll kills processes and waits until they are gone, or dead and waiting for a
-// parent that is not us.
+// killAll kills processes and waits until they are gone, or are zombies of another
+// parent.
 func killAll(pids []int) error {
 	for _, pid := range pids {
 		if err := unix.Kill(pid, unix.SIGKILL); err != nil && !errors.Is(err, unix.ESRCH) {
@@ -188,7 +188,7 @@ func killAll(pids []int) error {
 				break
 			}
 			if time.Now().After(deadline) {
-				return fmt.Errorf("process %d is still there", pid)
+				return fmt.Errorf("process %d still exists", pid)
 			}
 			time.Sleep(time.Millisecond)
 		}

@@ -16,8 +16,8 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// A sandbox whose profile says nothing has what docs/local.md says, which is also what those
-// who are no administrators may ask for at most: it really is held to it.
+// A sandbox without limits in its profile has those in docs/reference/local.md, which are also the
+// maximum for callers that are no administrators: they are really enforced.
 func TestDefaultLimits(t *testing.T) {
 	e := openTest(t)
 	if !e.cgroups.usable() {
@@ -40,7 +40,7 @@ func TestDefaultLimits(t *testing.T) {
 	if page := int64(os.Getpagesize()); st.MemoryLimit > half || st.MemoryLimit < half-page {
 		t.Errorf("its memory is bounded to %d; want %d", st.MemoryLimit, half)
 	}
-	// One after the other takes 400 threads, until one gets no more and ends.
+	// Start one program of 400 threads after the other, until one can make no more and ends.
 	ctx, cancel := context.WithCancel(t.Context())
 	var all sync.WaitGroup
 	defer all.Wait()
@@ -72,7 +72,7 @@ func TestDefaultLimits(t *testing.T) {
 	t.Errorf("%d tasks live; the limit is %d", st.PIDs, tasks)
 }
 
-// What docs/local.md says of a sandbox that hangs is what the code has.
+// docs/reference/local.md describes a sandbox that hangs as the code treats it.
 func TestTimesOfAHungSandbox(t *testing.T) {
 	if d := (pulseMisses + 1) * pulseEvery; d > 20*time.Second {
 		t.Errorf("a call into a sandbox that hangs ends within %s", d)
@@ -80,13 +80,13 @@ func TestTimesOfAHungSandbox(t *testing.T) {
 	if pulseRecheck > 2*time.Second {
 		t.Errorf("one into a sandbox that is known to ends within %s", pulseRecheck)
 	}
-	page, err := os.ReadFile("../../docs/local.md")
+	page, err := os.ReadFile("../../docs/reference/local.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, want := range []string{"end as `unavailable` within 20 seconds, or within two once that", "at most 2048 processes and half of the machine's"} {
 		if !strings.Contains(string(page), want) {
-			t.Errorf("docs/local.md does not say %q: this test holds other numbers", want)
+			t.Errorf("docs/reference/local.md does not say %q: this test holds other numbers", want)
 		}
 	}
 }

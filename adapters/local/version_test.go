@@ -11,7 +11,7 @@ import (
 )
 
 // The memory of a sandbox that another version of gVisor runs is not saved, since nothing
-// could restore it; the sandbox is not touched, and says what to do.
+// could restore it; the sandbox is not touched, and the error says what to do.
 func TestVersionOfGVisor(t *testing.T) {
 	e := openTest(t)
 	h := up(t, e, sandboxer.Spec{})
@@ -39,7 +39,7 @@ func TestVersionOfGVisor(t *testing.T) {
 	if got := sh(t, e, h, "cat /workspace/f"); got != "kept" {
 		t.Errorf("it has %q", got)
 	}
-	if err := e.Pause(t.Context(), h); err != nil { // it can stand still
+	if err := e.Pause(t.Context(), h); err != nil { // it can be paused
 		t.Error(err)
 	}
 	if err := e.Resume(t.Context(), h); err != nil {

@@ -14,9 +14,10 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// TestFuseOfTheAgent: the agent, which starts when it is needed, begins with the fuse that
-// its sandbox has by then, whatever the one was that it was created with.
+// TestFuseOfTheAgent: the agent, which starts when it is needed, starts with the sandbox's
+// current fuse, not with that of its create.
 func TestFuseOfTheAgent(t *testing.T) {
+	t.Parallel()
 	e := openTest(t)
 	wake := func(t *testing.T, h sandboxer.Handle, want int64) {
 		t.Helper()
@@ -61,7 +62,8 @@ func TestFuseOfTheAgent(t *testing.T) {
 		s := snapshot(t, e, up(t, e, sandboxer.Spec{Fuse: soon}))
 		wake(t, restored(t, e, sandboxer.Spec{Fuse: later}, s), later.Unix())
 	})
-	// What an older build saved has the fuse of its create among its arguments: it is told.
+	// The agent of an older build's snapshot has the fuse of its create among its arguments:
+	// it gets the current one.
 	t.Run("of an older build", func(t *testing.T) {
 		h := up(t, e, sandboxer.Spec{Fuse: later})
 		b, err := e.of(h)
@@ -71,7 +73,7 @@ func TestFuseOfTheAgent(t *testing.T) {
 		args := &b.c.Spec.Process.Args
 		*args = slices.DeleteFunc(slices.Clone(*args), func(a string) bool { return a == handedOn })
 		b.mu.Lock()
-		b.fuse = time.Now().Add(-time.Hour) // shows that it was told
+		b.fuse = time.Now().Add(-time.Hour) // shows that it was sent
 		b.mu.Unlock()
 		_, _ = e.StatFile(t.Context(), h, "/")
 		for end := time.Now().Add(2 * time.Minute); ; time.Sleep(50 * time.Millisecond) {
@@ -85,9 +87,10 @@ func TestFuseOfTheAgent(t *testing.T) {
 	})
 }
 
-// TestStarved: where the machine stands still while the agent starts, it is waited for as if
-// no time had gone by.
+// TestStarved: if the machine is paused while the agent starts, the wait continues as if no
+// time had passed.
 func TestStarved(t *testing.T) {
+	t.Parallel()
 	e := openTest(t)
 	h := up(t, e, sandboxer.Spec{})
 	b, err := e.of(h)
@@ -95,7 +98,7 @@ func TestStarved(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.pulse.mu.Lock()
-	b.pulse.every = time.Minute // that it stands still is not the matter
+	b.pulse.every = time.Minute // the pause is not to count as a missing answer
 	b.pulse.mu.Unlock()
 	sh(t, e, h, "kill -STOP 1")
 	found := make(chan error, 1)
@@ -112,14 +115,15 @@ func TestStarved(t *testing.T) {
 		}
 	}
 	goOn := halt(t, b)
-	time.Sleep(12 * time.Second) // what a deadline would be over after
-	goOn()                       // which the kernel inside passes on to its first process
+	time.Sleep(12 * time.Second) // longer than any deadline
+	goOn()                       // the kernel inside passes this on to its first process
 	if err := <-found; err != nil {
 		t.Errorf("StatFile: %v", err)
 	}
 }
 
-// TestManySignals: what wakes the agent may come again and again while it starts.
+// TestManySignals: the signal that starts the agent may arrive again and again while it
+// starts.
 func TestManySignals(t *testing.T) {
 	e := openTest(t)
 	for range 3 {
@@ -128,7 +132,7 @@ func TestManySignals(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for end := time.Now().Add(time.Minute); sh(t, e, h, "cut -d' ' -f3 /proc/1/stat") != "S"; { // the first one is the test's, and may come too early
+		for end := time.Now().Add(time.Minute); sh(t, e, h, "cut -d' ' -f3 /proc/1/stat") != "S"; { // the first one is the test's, and may arrive too early
 			if time.Now().After(end) {
 				t.Fatal("its first process does not wait")
 			}

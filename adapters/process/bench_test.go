@@ -33,11 +33,11 @@ func medians(b *testing.B, n int, fs ...func()) []float64 {
 	return out
 }
 
-// BenchmarkRatios reports what the protocol costs beside what it is made of, in one run:
+// BenchmarkRatios reports what the protocol costs compared with its parts, in one run:
 //
-//	call/bare    the time of a call beside a bare round trip of as much JSON over the same kind of pipe
-//	exec/fake    the speed of a command's output of 256 MiB beside that of the same adapter in this process
-//	exec/pipe    and beside that of a pipe
+//	call/bare    the time of a call relative to a bare round trip of as much JSON over the same kind of pipe
+//	exec/fake    the speed of a command's output of 256 MiB relative to that of the same adapter in this process
+//	exec/pipe    and relative to that of a pipe
 func BenchmarkRatios(b *testing.B) {
 	child, err := openProgram(b, b.TempDir(), "o", sandboxer.Program{Command: []string{self(b), "extension"}}, nil)
 	if err != nil {

@@ -3,12 +3,11 @@ package process
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"os"
-	"os/exec"
 	"runtime"
 	"slices"
 	"sync"
@@ -20,16 +19,17 @@ import (
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/procs"
 	"github.com/sand-boxer/sandboxer/internal/protocol"
+	"github.com/sand-boxer/sandboxer/internal/subprocess"
 )
 
-// maxStderr cuts the lines that a process says on its standard error.
+// maxStderr bounds the lines of a process's standard error; longer ones are cut.
 const maxStderr = 16 << 10
 
-// stopTime is how long a process may take to end after its input has, before it is killed.
+// stopTime is how long a process may take to end after the end of its input, before it is killed.
 const stopTime = time.Second
 
-// What a process starts belongs to its group, and ends with it. What is in a session of its own lives on: it
-// may be a sandbox. An extension has helpers that are in sessions of their own end with it by giving them the variable
+// Processes that the process starts belong to its group, and end with it. One in a session of its own lives on: it
+// may be a sandbox. For helpers in sessions of their own to end with it, an extension gives them the variable
 // helperVar with the value of the variable markVar, which it has.
 const (
 	markVar   = "SANDBOXER_EXTENSION_MARK"
@@ -79,7 +79,7 @@ func (s *supervisor) begin() (*session, error) {
 // A child is a process of the extension.
 type child struct {
 	s     *supervisor
-	cmd   *exec.Cmd
+	cmd   *subprocess.Cmd
 	mark  string
 	in    *os.File // its input
 	out   *os.File // its output
@@ -118,7 +118,8 @@ func (s *supervisor) spawn(x *exchange, args, env []string) (*child, error) {
 	}
 	pipes[0][0], pipes[0][1] = pipes[0][1], pipes[0][0]
 	c := &child{s: s, mark: sandboxer.NewID() + sandboxer.NewID(), in: pipes[0][1], out: pipes[1][1], x: x, ended: make(chan struct{}), said: make(chan struct{})}
-	c.cmd = exec.Command(s.p.command[0], append(slices.Clone(s.p.command[1:]), args...)...)
+	c.cmd = subprocess.Command(context.Background(), subprocess.Extension, s.p.command[0], append(slices.Clone(s.p.command[1:]), args...)...)
+	c.cmd.Dir = "" // that of its thread
 	c.cmd.Env = slices.Concat(s.p.environ(), env, []string{markVar + "=" + c.mark})
 	c.cmd.Stdin, c.cmd.Stdout, c.cmd.Stderr = pipes[0][0], pipes[1][0], pipes[2][0]
 	if x != nil {
@@ -144,7 +145,7 @@ func (s *supervisor) spawn(x *exchange, args, env []string) (*child, error) {
 }
 
 // run starts the process and waits for its end. The thread is the process's parent: the kernel kills the process
-// when it ends. It is also the only one that is in the extension's directory, which a process with the rights
+// when the thread ends. It is also the only thread in the extension's directory, which a process with the rights
 // of another user might not be able to enter by its path.
 func (c *child) run(started chan<- error) {
 	runtime.LockOSThread()              // until it ends
@@ -181,7 +182,7 @@ func (c *child) run(started chan<- error) {
 	if err != nil {
 		return
 	}
-	// Its number is its own until it is waited for.
+	// The process keeps its number until it is waited for.
 	for {
 		err := unix.Waitid(unix.P_PID, c.cmd.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil)
 		if !errors.Is(err, unix.EINTR) {
@@ -210,19 +211,18 @@ func (c *child) run(started chan<- error) {
 	close(c.ended)
 }
 
-// guarding waits for the end of its input, which is that of this program, and kills helpers and the group that
-// it is in.
+// guarding waits for the end of its input, which comes with the end of this program, and kills helpers and its
+// own group.
 const guarding = `read -r end
 for p in /proc/[0-9]*; do
 	if grep -qs "$1" "$p/environ"; then kill -KILL "${p#/proc/}"; fi
 done
 kill -KILL 0`
 
-// guard starts what ends the process's children if this program is killed: the kernel kills only the process itself.
-// It is one of the group, and dies with it. release waits for that.
+// guard starts a program that ends the process's children if this program is killed: the kernel kills only the process itself.
+// It belongs to the group, and dies with it. release waits for that.
 func (c *child) guard() (release func()) {
-	g := exec.Command("/bin/sh", "-c", guarding, "sandboxer-guard", helperVar+"="+c.mark)
-	g.Env, g.Dir = []string{"PATH=" + os.Getenv("PATH")}, "/"
+	g := subprocess.Command(context.Background(), subprocess.Tool, "/bin/sh", "-c", guarding, "sandboxer-guard", helperVar+"="+c.mark)
 	g.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pgid: c.cmd.Process.Pid}
 	r, w, err := os.Pipe()
 	if err == nil {
@@ -234,7 +234,7 @@ func (c *child) guard() (release func()) {
 		}
 	}
 	if err != nil {
-		c.s.env.Log.Warn("nothing watches over what the extension starts: it would outlive a server that is killed", "err", err)
+		c.s.env.Log.Warn("processes of the extension would outlive a killed server: nothing supervises them", "err", err)
 		return func() {}
 	}
 	return func() {
@@ -254,7 +254,7 @@ func (p *program) enter(dir string) error {
 	return unix.Chdir(dir)
 }
 
-// limit holds the process to what the file says.
+// limit applies the limits of the file to the process.
 func (c *child) limit() error {
 	set := func(what int, most int64) error {
 		if most == 0 {
@@ -263,7 +263,7 @@ func (c *child) limit() error {
 		return unix.Prlimit(c.cmd.Process.Pid, what, &unix.Rlimit{Cur: uint64(most), Max: uint64(most)}, nil)
 	}
 	if u := c.s.p.user; u != nil && int(u.uid) != os.Geteuid() && c.s.p.MemoryBytes+c.s.p.PIDs > 0 {
-		// Without CAP_SYS_RESOURCE only who has its real numbers may: this thread gets them, which ends with it.
+		// Without CAP_SYS_RESOURCE only a process with its real IDs may: this thread takes them, and ends with the process.
 		keep := ^uintptr(0)
 		if _, _, e := unix.RawSyscall(unix.SYS_SETRESGID, uintptr(u.gid), keep, keep); e != 0 {
 			return e
@@ -275,7 +275,7 @@ func (c *child) limit() error {
 	return errors.Join(set(unix.RLIMIT_DATA, c.s.p.MemoryBytes), set(unix.RLIMIT_NPROC, c.s.p.PIDs))
 }
 
-// stop ends the process: at once, or in order if why is errClosed.
+// stop ends the process: at once, or with time to end if why is errClosed.
 func (c *child) stop(why error) {
 	c.once.Do(func() {
 		c.mu.Lock()
@@ -318,7 +318,7 @@ func (c *child) killGroup() {
 	}
 }
 
-// listen logs what the process says on its standard error.
+// listen logs the process's standard error.
 func (c *child) listen(r *os.File) {
 	defer close(c.said)
 	defer r.Close()
@@ -341,7 +341,7 @@ func (c *child) listen(r *os.File) {
 			c.mu.Lock()
 			c.last = text
 			c.mu.Unlock()
-			c.s.log.say(slog.LevelInfo, "the extension says", func() []any { return []any{"line", text, "cut", cut} })
+			c.s.say(text, cut)
 		}
 		for long { // the rest of it
 			_, err = br.ReadSlice('\n')
@@ -354,7 +354,7 @@ func (c *child) listen(r *os.File) {
 	}
 }
 
-// maxLast cuts what errors tell of the last line.
+// maxLast bounds the part of the last line in errors.
 const maxLast = 500
 
 // why says why it ended. Kind: Unavailable.
@@ -370,12 +370,12 @@ func (c *child) why() *sandboxer.Error {
 		msg += " (" + c.status.Error() + ")"
 	}
 	if c.last != "" {
-		msg += fmt.Sprintf("; the last that it said: %.*q", maxLast, c.last)
+		msg += fmt.Sprintf("; its last output: %.*q", maxLast, c.last)
 	}
 	return sandboxer.E(sandboxer.Unavailable, nil, "%s", msg)
 }
 
-// plain makes err one whose text is its message.
+// plain replaces err by an error whose text is its message.
 func plain(err error) error {
 	var e *sandboxer.Error
 	if errors.As(err, &e) {

@@ -433,7 +433,7 @@ func TestKilledInEveryCall(t *testing.T) {
 	}
 }
 
-// broken makes the error of a connection, which breaks in its own way, one of ours.
+// broken turns the error of a connection, which breaks in its own way, into our error.
 func broken(err error) error {
 	if err == nil {
 		return nil

@@ -22,17 +22,17 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/wholefile"
 )
 
-// descriptionFile is where what an extension said of itself is kept.
+// descriptionFile is where an extension's description is kept.
 const descriptionFile = "description.json"
 
-// A kept description is that of what has the digest.
+// A kept description is that of the program with the digest.
 type kept struct {
 	Digest      string                `json:"digest"`
 	Description sandboxer.Description `json:"description"`
 }
 
 func readDescription(dir, digest string) (sandboxer.Description, bool) {
-	// The directory may be the extension's: what it puts there must not hold the broker up.
+	// The directory may be the extension's: its content must not block the broker.
 	f, err := os.OpenFile(filepath.Join(dir, descriptionFile), os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return sandboxer.Description{}, false
@@ -52,7 +52,7 @@ func readDescription(dir, digest string) (sandboxer.Description, bool) {
 	return k.Description, true
 }
 
-// forgetDescription has it asked for again when the extension is opened the next time.
+// forgetDescription has the description requested again when the extension is next opened.
 func forgetDescription(dir string) error {
 	err := os.Remove(filepath.Join(dir, descriptionFile))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -61,7 +61,7 @@ func forgetDescription(dir string) error {
 	return err
 }
 
-// sameDescription compares what is said: one that was kept differs in how its schema is written.
+// sameDescription compares two descriptions: the schema of a kept one is written differently.
 func sameDescription(a, b sandboxer.Description) bool {
 	x, errX := json.Marshal(a)
 	y, errY := json.Marshal(b)
@@ -82,10 +82,10 @@ const (
 	maxHelp   = 4 << 10
 )
 
-// checkDescription refuses what an extension cannot say of itself. What is quoted of it goes through hide, unless that is nil.
+// checkDescription refuses an invalid description. Quotes from it go through hide, unless that is nil.
 func checkDescription(d sandboxer.Description, hide func(string) string) error {
 	wrong := func(format string, args ...any) error {
-		return sandboxer.E(sandboxer.Invalid, nil, "what the extension says of itself cannot be: "+format, args...)
+		return sandboxer.E(sandboxer.Invalid, nil, "the extension's description of itself is invalid: "+format, args...)
 	}
 	unknown := func(s string) string {
 		if hide != nil {
@@ -112,7 +112,7 @@ func checkDescription(d sandboxer.Description, hide func(string) string) error {
 	all := slices.Concat(sandboxer.Capabilities(), sandboxer.Besides())
 	for i, c := range d.Capabilities {
 		if slices.Contains(d.Capabilities[:i], c) {
-			return wrong("the capability %s is there twice", unknown(string(c)))
+			return wrong("it lists the capability %s twice", unknown(string(c)))
 		}
 		if !slices.Contains(all, c) {
 			return wrong("there is no capability %s", unknown(string(c)))
@@ -125,11 +125,11 @@ func checkDescription(d sandboxer.Description, hide func(string) string) error {
 	for _, in := range d.Inputs {
 		switch {
 		case in.Name != sandboxer.AnyInput && sandboxer.CheckInputName(in.Name) != nil:
-			return wrong("%s cannot be the name of an input", unknown(in.Name))
+			return wrong("%s is not a valid name of an input", unknown(in.Name))
 		case seen[in.Name]:
-			return wrong("the input %s is there twice", unknown(in.Name))
+			return wrong("it lists the input %s twice", unknown(in.Name))
 		case len(in.Help) > maxHelp || len(in.Default) > maxHelp || len(in.OneOf) > sandboxer.MaxInputName:
-			return wrong("the input %s has too long a text", unknown(in.Name))
+			return wrong("a text of the input %s is too long", unknown(in.Name))
 		case control(in.Help) || control(in.Default) || control(in.OneOf):
 			return wrong("a text of the input %s has control characters", unknown(in.Name))
 		}
@@ -137,7 +137,7 @@ func checkDescription(d sandboxer.Description, hide func(string) string) error {
 	}
 	for _, text := range []string{d.Title, d.Help, d.Runtime} {
 		if len(text) > maxHelp || control(text) {
-			return wrong("a text of it is longer than %d bytes, or has control characters", maxHelp)
+			return wrong("one of its texts is longer than %d bytes, or contains control characters", maxHelp)
 		}
 	}
 	return nil
@@ -148,13 +148,13 @@ func control(text string) bool {
 	return strings.ContainsFunc(text, func(r rune) bool { return r < ' ' && r != '\n' && r != '\t' || r >= 0x7f && r < 0xa0 })
 }
 
-// Bounds of what a digest is made of.
+// Bounds of the input of a digest.
 const (
 	maxDigestFiles = 10_000
 	maxDigestBytes = 1 << 30
 )
 
-// digest identifies what decides over a description: the command line, the configuration and the files.
+// digest identifies what a description depends on: the command line, the configuration and the files.
 func (p *program) digest() (string, error) {
 	h := sha256.New()
 	shape, err := json.Marshal(struct {
@@ -165,13 +165,13 @@ func (p *program) digest() (string, error) {
 		SDK      string
 	}{protocol.Versions, p.Program, p.command, p.config, sdkDigest()})
 	if err != nil {
-		return "", sandboxer.E(sandboxer.Internal, err, "what the file says of the extension cannot be written")
+		return "", sandboxer.E(sandboxer.Internal, err, "the extension's configuration cannot be written")
 	}
 	h.Write(shape)
 	files, left := 0, int64(maxDigestBytes)
 	add := func(name string, st fs.FileInfo) error {
 		if files++; files > maxDigestFiles {
-			return sandboxer.E(sandboxer.Invalid, nil, "path: more than %d Python files are in it", maxDigestFiles)
+			return sandboxer.E(sandboxer.Invalid, nil, "path: the directory has more than %d Python files", maxDigestFiles)
 		}
 		fmt.Fprintf(h, "\x00%s\x00%d\x00", name, st.Size())
 		if st.Size() > left { // an interpreter of this size does not exist: its date must do
@@ -181,7 +181,7 @@ func (p *program) digest() (string, error) {
 		left -= st.Size()
 		f, err := os.Open(name)
 		if err != nil {
-			return nil // whoever starts it tells
+			return nil // starting it reports that
 		}
 		defer f.Close()
 		_, err = io.Copy(h, io.LimitReader(f, st.Size()))

@@ -32,8 +32,8 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/protocol"
 )
 
-// evil is an extension that does by hand what it is told in the ID of the handle that it is asked of:
-// "ok" is an answer in order.
+// evil is an extension that follows, without the package, the command in the ID of the handle that it is asked about:
+// "ok" is a proper answer.
 func evil() int {
 	in := bufio.NewReaderSize(os.Stdin, protocol.MaxLine)
 	first, err := in.ReadBytes('\n')
@@ -319,7 +319,7 @@ func (h *hostile) exec(ctx context.Context, what string) error {
 func (h *hostile) works(t *testing.T) {
 	t.Helper()
 	var err error
-	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
 		if err = h.probe(t.Context(), "ok"); err == nil {
 			return
 		}
@@ -373,8 +373,8 @@ func TestDeaths(t *testing.T) {
 			began := time.Now()
 			go func() { waiting <- h.probe(context.Background(), "silent") }()
 			eventually(t, "the call in flight", func() bool { _, err := os.Stat(filepath.Join(h.dir, "silent")); return err == nil })
-			unavailable(t, what, h.probe(t.Context(), what), began, 8*time.Second)
-			unavailable(t, "a call in flight", <-waiting, began, 8*time.Second)
+			unavailable(t, what, h.probe(t.Context(), what), began, time.Minute)
+			unavailable(t, "a call in flight", <-waiting, began, time.Minute)
 			h.works(t)
 			h.Extension.(io.Closer).Close()
 			if pids := h.left(t); len(pids) > 0 {
@@ -417,7 +417,7 @@ func TestReplaced(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 		defer cancel()
 		began := time.Now()
-		if err := h.probe(ctx, what); sandboxer.KindOf(err) != sandboxer.Timeout || time.Since(began) > 8*time.Second {
+		if err := h.probe(ctx, what); sandboxer.KindOf(err) != sandboxer.Timeout || time.Since(began) > time.Minute {
 			t.Errorf("%s: %v after %v", what, err, time.Since(began))
 		}
 		h.works(t)
@@ -438,34 +438,34 @@ func TestOddStreams(t *testing.T) {
 			t.Error("a command without an end has one")
 		}
 		began := time.Now()
-		unavailable(t, "a token that is used twice", h.exec(t.Context(), "stale"), began, 20*time.Second)
+		unavailable(t, "a token that is used twice", h.exec(t.Context(), "stale"), began, time.Minute)
 		h.works(t)
 	})
 	t.Run("none", func(t *testing.T) {
 		t.Parallel()
 		h := mustEvil(t)
 		began := time.Now()
-		unavailable(t, "no stream", h.exec(t.Context(), "none"), began, 15*time.Second)
+		unavailable(t, "no stream", h.exec(t.Context(), "none"), began, time.Minute)
 	})
 	t.Run("no answer", func(t *testing.T) {
 		t.Parallel()
 		h := mustEvil(t)
 		began := time.Now()
-		unavailable(t, "no answer", h.exec(t.Context(), "result"), began, 20*time.Second)
+		unavailable(t, "no answer", h.exec(t.Context(), "result"), began, time.Minute)
 		h.works(t)
 	})
 	t.Run("no end", func(t *testing.T) {
 		t.Parallel()
 		h := mustEvil(t)
 		began := time.Now()
-		unavailable(t, "no end of the stream", h.exec(t.Context(), "keep"), began, 20*time.Second)
+		unavailable(t, "no end of the stream", h.exec(t.Context(), "keep"), began, time.Minute)
 	})
 	t.Run("dies before it connects", func(t *testing.T) {
 		t.Parallel()
 		h := mustEvil(t)
 		began := time.Now()
 		_, err := h.Extension.(sandboxer.Filer).ReadFile(t.Context(), sandboxer.Handle{SandboxID: "streamdie", Generation: 1}, "x")
-		unavailable(t, "no stream", err, began, 5*time.Second)
+		unavailable(t, "no stream", err, began, protocol.TokenTime) // in which a stream may come
 	})
 }
 
@@ -507,13 +507,13 @@ func TestSecretsStay(t *testing.T) {
 func TestOddHellos(t *testing.T) {
 	for start, want := range map[string]string{
 		"nonsense": `there is no capability "world domination"`, "escape": "control characters", "huge": "a line is longer",
-		"version": "this side speaks 1, the other 4, 5", "silent": "does not say hello within",
+		"version": "this side speaks 1, the other 4, 5", "silent": "did not send its hello within",
 	} {
 		t.Run(start, func(t *testing.T) {
 			t.Parallel()
 			began := time.Now()
 			_, err := openEvil(t, start, sandboxer.Program{})
-			if err == nil || !strings.Contains(err.Error(), want) || time.Since(began) > 20*time.Second {
+			if err == nil || !strings.Contains(err.Error(), want) || time.Since(began) > 2*time.Minute {
 				t.Errorf("%v after %v; want %s", err, time.Since(began), want)
 			}
 		})
@@ -528,7 +528,7 @@ func TestStubborn(t *testing.T) {
 	}
 	began := time.Now()
 	h.Extension.(io.Closer).Close()
-	if d := time.Since(began); d < 900*time.Millisecond || d > 8*time.Second { // it has a second to end in order
+	if d := time.Since(began); d < 900*time.Millisecond || d > time.Minute { // it has a second to end in order
 		t.Errorf("Close took %v", d)
 	}
 	if pids := h.left(t); len(pids) > 0 {
@@ -542,7 +542,7 @@ func TestFlood(t *testing.T) {
 	if err := h.probe(t.Context(), "flood"); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the flood", func() bool { return strings.Count(h.logs.String(), "\n") >= 100 })
+	eventually(t, "what was left out", func() bool { return strings.Contains(h.logs.String(), "lines were dropped") })
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	if m.HeapInuse > 200<<20 {

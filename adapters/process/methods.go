@@ -9,18 +9,22 @@ import (
 	"iter"
 	"net"
 	"os"
+	"regexp"
+	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/protocol"
 )
 
-// quick bounds what package backend asks without a deadline.
+// quick bounds calls that package backend makes without a deadline.
 const quick = 10 * time.Second
 
 // ask makes one request without a stream.
 func ask[R any](ctx context.Context, e *extension, method string, params any) (result R, err error) {
-	l, err := e.super.link(ctx)
+	l, err := e.super.session(ctx)
 	if err != nil {
 		return result, sandboxer.Untouched(err)
 	}
@@ -28,7 +32,7 @@ func ask[R any](ctx context.Context, e *extension, method string, params any) (r
 	return result, err
 }
 
-// do is ask for what answers nothing.
+// do is ask for methods without a result.
 func do(ctx context.Context, e *extension, method string, params any) error {
 	_, err := ask[struct{}](ctx, e, method, params)
 	return err
@@ -36,7 +40,7 @@ func do(ctx context.Context, e *extension, method string, params any) error {
 
 // begin makes a request that answers when its stream has begun, and returns that.
 func (e *extension) begin(ctx context.Context, method string, params any) (*protocol.Stream, error) {
-	l, err := e.super.link(ctx)
+	l, err := e.super.session(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -58,12 +62,12 @@ func (e *extension) begin(ctx context.Context, method string, params any) (*prot
 	}
 }
 
-// along makes a request that works along its stream: work does the broker's part, of which sends is that it sends. An
-// error of work's that is the broker's own, mine, ends the request and is what the caller gets, unless the extension
-// was sent it and has an answer. What the broker still has to send is not
-// waited for when the extension says that it is done.
+// along makes a request that works along its stream: work does the broker's part; sends says that this part sends. An
+// error of work that is the broker's own, mine, ends the request and is returned, unless the extension
+// received it and has answered. If the extension reports that it is done, along does not
+// wait for what the broker still has to send.
 func (e *extension) along(ctx context.Context, method string, params, result any, sends bool, work func(s *protocol.Stream) (mine, theirs error)) (err error) {
-	l, err := e.super.link(ctx)
+	l, err := e.super.session(ctx)
 	if err != nil {
 		return sandboxer.Untouched(err)
 	}
@@ -106,7 +110,7 @@ func (e *extension) along(ctx context.Context, method string, params, result any
 	}
 	s.Hide = e.super.hidden.hide
 	defer s.Close()
-	stop := context.AfterFunc(ctx, func() { s.Close() }) // whoever waits to send on it gets to hear that it is cancelled
+	stop := context.AfterFunc(ctx, func() { s.Close() }) // a pending send then fails as cancelled
 	defer stop()
 	type outcome struct{ mine, theirs error }
 	worked := make(chan outcome, 1)
@@ -121,13 +125,13 @@ func (e *extension) along(ctx context.Context, method string, params, result any
 			<-answered
 			return w.mine
 		}
-		// Nothing more has to be done where the extension was the one to send, or its stream broke.
+		// Nothing more has to be done if the extension was the one to send, or its stream broke.
 		if !sends || cmp.Or(w.mine, w.theirs) != nil {
 			defer time.AfterFunc(protocol.TokenTime, cancel).Stop()
 		}
 		if err := <-answered; err != nil {
 			if ctx.Err() != nil && outer.Err() == nil { // the time was over
-				err = cmp.Or(w.mine, broken(w.theirs), error(sandboxer.E(sandboxer.Unavailable, nil, "the extension does not say that %s is done", method)))
+				err = cmp.Or(w.mine, broken(w.theirs), error(sandboxer.E(sandboxer.Unavailable, nil, "the extension does not report that %s is done", method)))
 			}
 			return err
 		}
@@ -151,15 +155,15 @@ func (e *extension) along(ctx context.Context, method string, params, result any
 	}
 }
 
-// broken tells of a stream on which nothing came in time.
+// broken is the error for a stream on which nothing came in time.
 func broken(err error) error {
 	if errors.Is(err, os.ErrDeadlineExceeded) {
-		return sandboxer.E(sandboxer.Unavailable, err, "the extension does not end the stream of a request that it says is done")
+		return sandboxer.E(sandboxer.Unavailable, err, "the extension reported that a request is done, but did not end its stream")
 	}
 	return err
 }
 
-// lingering is how long a caller's reader is waited for that is not needed any more.
+// lingering is how long to wait for a caller's reader that is not needed any more.
 const lingering = 100 * time.Millisecond
 
 func ignoreCanceled(err error) error {
@@ -204,8 +208,8 @@ func (e *extension) Admit(spec sandboxer.Spec, name string) error {
 	return do(ctx, e, protocol.MethodAdmit, protocol.AdmitParams{SpecParams: protocol.SpecOf(spec), Name: name})
 }
 
-// DefaultLimits implements sandboxer.Limiter. An extension that does not answer has the lowest there are: nobody
-// gets more than it would allow.
+// DefaultLimits implements sandboxer.Limiter. For an extension that does not answer it returns the lowest possible
+// limits: no sandbox gets more than the extension would allow.
 func (e *extension) DefaultLimits(spec sandboxer.Spec) sandboxer.Limits {
 	ctx, cancel := context.WithTimeout(context.Background(), quick)
 	defer cancel()
@@ -216,7 +220,7 @@ func (e *extension) DefaultLimits(spec sandboxer.Spec) sandboxer.Limits {
 	return l
 }
 
-// Bounds of what lists of texts are taken.
+// Bounds of lists of texts.
 const (
 	maxNotices = 20
 	maxNotice  = 1 << 10
@@ -255,7 +259,7 @@ func (e *extension) Services(ctx context.Context, h sandboxer.Handle) ([]string,
 	return s.Services, err
 }
 
-// maxCaches bounds how many are listed.
+// maxCaches bounds how many caches are listed.
 const maxCaches = 10_000
 
 // Caches implements sandboxer.Cacher.
@@ -269,7 +273,7 @@ func (e *extension) PruneCaches(ctx context.Context, host string) ([]sandboxer.C
 }
 
 func (e *extension) caches(ctx context.Context, method, host string) (out []sandboxer.Cache, err error) {
-	for c, err := range values(ctx, e, method, protocol.OnHost{Host: host}, func(c protocol.Cache) sandboxer.Cache { return sandboxer.Cache(c) }) {
+	for c, err := range values(ctx, e, method, protocol.OnHost{Host: host}, same[sandboxer.Cache]) {
 		if err != nil {
 			return out, err
 		}
@@ -281,24 +285,11 @@ func (e *extension) caches(ctx context.Context, method, host string) (out []sand
 	return out, nil
 }
 
-// values is the list that a method's stream is.
+func same[T any](v T) T { return v }
+
+// values is the list that a method's stream carries.
 func values[W, V any](ctx context.Context, e *extension, method string, params any, arrive func(W) V) iter.Seq2[V, error] {
 	return func(yield func(V, error) bool) {
-		if e.super.p.Mode == sandboxer.ProgramCall { // which answers with all of them
-			all, err := ask[struct {
-				Values []W `json:"values"`
-			}](ctx, e, method, params)
-			for _, w := range all.Values {
-				if !yield(arrive(w), nil) {
-					return
-				}
-			}
-			if err != nil {
-				var none V
-				yield(none, err)
-			}
-			return
-		}
 		s, err := e.begin(ctx, method, params)
 		if err != nil {
 			var none V
@@ -309,7 +300,7 @@ func values[W, V any](ctx context.Context, e *extension, method string, params a
 	}
 }
 
-// received is the list that comes on s, which is closed at its end.
+// received is the list that comes on s, which is closed at the list's end.
 func received[W, V any](ctx context.Context, s *protocol.Stream, arrive func(W) V) iter.Seq2[V, error] {
 	stop := context.AfterFunc(ctx, func() { s.Close() })
 	return func(yield func(V, error) bool) {
@@ -346,12 +337,14 @@ func (e *extension) Exec(ctx context.Context, h sandboxer.Handle, cmd sandboxer.
 	return x, err
 }
 
-// command connects c to a command, and sets how that ended.
+// command connects c to a command, and sets x to how it ended.
 func command(x *sandboxer.Exit, c protocol.Caller) func(*protocol.Stream) (mine, theirs error) {
 	return func(s *protocol.Stream) (mine, theirs error) {
 		var exit sandboxer.Exit
 		if exit, mine, theirs = s.CallCommand(c); mine == nil && theirs == nil {
-			*x = exit
+			if theirs = sound(exit); theirs == nil {
+				*x = exit
+			}
 		}
 		return mine, theirs
 	}
@@ -381,11 +374,20 @@ func (f *file) Close() error {
 
 // WriteFile implements sandboxer.Filer.
 func (e *extension) WriteFile(ctx context.Context, h sandboxer.Handle, name string, mode fs.FileMode, r io.Reader) error {
+	if mode == 0 { // extensions are always told one
+		mode = 0o644
+		fi, err := e.StatFile(ctx, h, name)
+		if err == nil && fi.Mode.IsRegular() {
+			mode = fi.Mode.Perm()
+		} else if err != nil && sandboxer.KindOf(err) != sandboxer.NotFound {
+			return err
+		}
+	}
 	params := protocol.FileParams{OfSandbox: of(h), Path: protocol.Bytes(name), Mode: uint32(mode)}
 	return e.along(ctx, protocol.MethodWriteFile, params, nil, true, sending(r))
 }
 
-// sending is the broker's part where data goes in.
+// sending is the broker's part where it sends data.
 func sending(r io.Reader) func(*protocol.Stream) (mine, theirs error) {
 	return func(s *protocol.Stream) (mine, theirs error) { return s.SendAll(protocol.ChannelIn, r) }
 }
@@ -436,7 +438,7 @@ func (e *extension) Checkpoint(ctx context.Context, h sandboxer.Handle, begin fu
 			err = protocol.DecodeFrame(payload, &c)
 		}
 		if errors.Is(err, io.EOF) {
-			err = sandboxer.E(sandboxer.Internal, nil, "the extension does not say what the checkpoint holds")
+			err = sandboxer.E(sandboxer.Internal, nil, "the extension does not report the contents of the checkpoint")
 		}
 		if err != nil {
 			return nil, err
@@ -471,8 +473,7 @@ func (e *extension) connection(ctx context.Context, method string, params any) (
 
 // Expose implements sandboxer.Exposer.
 func (e *extension) Expose(ctx context.Context, h sandboxer.Handle, port int) (sandboxer.Endpoint, error) {
-	p, err := ask[protocol.Endpoint](ctx, e, protocol.MethodExpose, protocol.PortParams{OfSandbox: of(h), Port: port})
-	return sandboxer.Endpoint(p), err
+	return ask[sandboxer.Endpoint](ctx, e, protocol.MethodExpose, protocol.PortParams{OfSandbox: of(h), Port: port})
 }
 
 // StartProcess implements sandboxer.ProcessManager.
@@ -522,13 +523,12 @@ func (e *extension) IsAlive(ctx context.Context, h sandboxer.Handle) (sandboxer.
 
 // Discover implements sandboxer.Discoverer.
 func (e *extension) Discover(ctx context.Context, id string) (sandboxer.Found, error) {
-	f, err := ask[protocol.Found](ctx, e, protocol.MethodDiscover, protocol.IDParams{ID: id})
-	return sandboxer.Found(f), err
+	return ask[sandboxer.Found](ctx, e, protocol.MethodDiscover, protocol.IDParams{ID: id})
 }
 
 // ListRunning implements sandboxer.Lister.
 func (e *extension) ListRunning(ctx context.Context, owner string) iter.Seq2[sandboxer.Handle, error] {
-	return values(ctx, e, protocol.MethodListRunning, protocol.OwnerParams{Owner: owner}, func(h sandboxer.Handle) sandboxer.Handle { return h })
+	return values(ctx, e, protocol.MethodListRunning, protocol.OwnerParams{Owner: owner}, same[sandboxer.Handle])
 }
 
 // Notify implements sandboxer.Notifier.
@@ -557,7 +557,7 @@ func (e *extension) DropSnapshot(ctx context.Context, s sandboxer.Snapshot) erro
 
 // ListSnapshots implements sandboxer.Snapshotter.
 func (e *extension) ListSnapshots(ctx context.Context, owner string) iter.Seq2[sandboxer.FoundSnapshot, error] {
-	return values(ctx, e, protocol.MethodSnapshots, protocol.OwnerParams{Owner: owner}, func(f protocol.FoundSnapshot) sandboxer.FoundSnapshot { return sandboxer.FoundSnapshot(f) })
+	return values(ctx, e, protocol.MethodSnapshots, protocol.OwnerParams{Owner: owner}, same[sandboxer.FoundSnapshot])
 }
 
 // EstimateCost implements sandboxer.Quoter.
@@ -591,9 +591,47 @@ func (e *extension) Capacity(ctx context.Context, host string) (sandboxer.HostCa
 	return ask[sandboxer.HostCapacity](ctx, e, protocol.MethodCapacity, protocol.OnHost{Host: host})
 }
 
+// maxStat is more than any backend can have: bytes of memory, disk and traffic, or processes.
+const maxStat = 1 << 60
+
 // Stats implements sandboxer.StatsReader.
 func (e *extension) Stats(ctx context.Context, h sandboxer.Handle) (sandboxer.Stats, error) {
-	return ask[sandboxer.Stats](ctx, e, protocol.MethodStats, of(h))
+	s, err := ask[sandboxer.Stats](ctx, e, protocol.MethodStats, of(h))
+	if err != nil {
+		return sandboxer.Stats{}, err
+	}
+	return s, soundStats(&s)
+}
+
+// soundStats refuses figures that no backend has, and makes negative ones -1: they mean that the
+// extension cannot measure something.
+func soundStats(s *sandboxer.Stats) error {
+	s.CPU = max(s.CPU, -1)
+	for _, n := range []*int64{&s.MemoryBytes, &s.MemoryLimit, &s.DiskBytes, &s.DiskLimit, &s.PIDs, &s.RxBytes, &s.TxBytes} {
+		if *n = max(*n, -1); *n > maxStat {
+			return sandboxer.E(sandboxer.Failed, nil, "the extension's stats are impossible: a value in them is %d", *n)
+		}
+	}
+	return nil
+}
+
+// knownSignal reports whether Linux has a signal of the name: KILL, SIGKILL, or RTMIN+3.
+func knownSignal(name string) bool {
+	name = strings.TrimPrefix(name, "SIG")
+	return unix.SignalNum("SIG"+name) != 0 || realtimeSignal.MatchString(name)
+}
+
+var realtimeSignal = regexp.MustCompile(`^RTM(IN|AX)([+-][0-9]{1,2})?$|^[0-9]{1,2}$`)
+
+// sound refuses an exit that no command can have.
+func sound(x sandboxer.Exit) error {
+	switch {
+	case x.Code < 0 || x.Code > 255:
+		return sandboxer.E(sandboxer.Failed, nil, "the extension returned an impossible exit code: %d is not between 0 and 255", x.Code)
+	case x.Signal != "" && !knownSignal(x.Signal):
+		return sandboxer.E(sandboxer.Failed, nil, "the extension names a signal that does not exist: %.40q", x.Signal)
+	}
+	return nil
 }
 
 // SetNetwork implements sandboxer.Networker.

@@ -125,7 +125,7 @@ func (s *street) want(patience time.Duration) (stop func()) {
 	return func() { cancel(); wg.Wait() }
 }
 
-// Broken extensions keep nobody from the others: creates, the sweep and the end of the server go on.
+// Broken extensions do not block the others: creates, the sweep and the end of the server go on.
 func TestBrokenNeighbours(t *testing.T) {
 	s := newStreet(t, breakages...)
 	stop := s.want(50 * time.Millisecond)
@@ -151,7 +151,7 @@ func TestBrokenNeighbours(t *testing.T) {
 }
 
 // BenchmarkNeighbours reports how long creates of a healthy extension take through the real manager while broken ones are asked for
-// a few times a second and started again and again, beside those of a server that has no broken ones.
+// a few times a second and started again and again, compared with a server that has no broken ones.
 func BenchmarkNeighbours(b *testing.B) {
 	took := make([][]float64, 2)
 	for range 6 {

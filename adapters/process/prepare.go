@@ -6,10 +6,13 @@ import (
 	"os"
 	"os/exec"
 	"os/user"
+	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/subprocess"
 )
 
 // A program is a Program that can be run here.
@@ -29,8 +32,8 @@ type account struct {
 	groups     []uint32
 }
 
-// prepare looks whether what the file says can be run here. Kinds: Invalid, at a place of the file, for what
-// is wrong with it; Unavailable for what this machine lacks.
+// prepare checks whether the program of the file can be run here. Kinds: Invalid, at a place of the file, for
+// faults in it; Unavailable for what this machine lacks.
 func prepare(env sandboxer.Env) (*program, error) {
 	p := &program{Program: env.Program, config: json.RawMessage("{}")}
 	if env.Config != nil {
@@ -42,7 +45,7 @@ func prepare(env sandboxer.Env) (*program, error) {
 	}
 	if p.RunAs != "" {
 		if p.Connect != "" {
-			return nil, sandboxer.E(sandboxer.Invalid, nil, "run_as: a service has the rights that it was started with")
+			return nil, sandboxer.E(sandboxer.Invalid, nil, "run_as: the broker does not start the service, and cannot change its user")
 		}
 		var err error
 		if p.user, err = accountOf(p.RunAs); err != nil {
@@ -50,10 +53,10 @@ func prepare(env sandboxer.Env) (*program, error) {
 		}
 	}
 	if p.PIDs > 0 && p.user == nil {
-		return nil, sandboxer.E(sandboxer.Invalid, nil, "limits.pids: processes are counted by user, so that it needs run_as with a user who has no others")
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "limits.pids: the kernel counts processes by user, so this limit needs run_as with a user that runs nothing else")
 	}
 	if (p.PIDs > 0 || p.MemoryBytes > 0) && p.Connect != "" {
-		return nil, sandboxer.E(sandboxer.Invalid, nil, "limits: a service has the limits that it was started with")
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "limits: the broker does not start the service, and cannot limit it")
 	}
 	switch {
 	case p.Connect != "":
@@ -94,7 +97,7 @@ func accountOf(name string) (*account, error) {
 	uid, err := strconv.ParseUint(u.Uid, 10, 32)
 	gid, gerr := strconv.ParseUint(u.Gid, 10, 32)
 	if err = errors.Join(err, gerr); err != nil {
-		return nil, sandboxer.E(sandboxer.Invalid, nil, "run_as: the user %.40q has no numbers", name)
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "run_as: the user %.40q has no numeric IDs", name)
 	}
 	if me := os.Geteuid(); me != 0 && uint64(me) != uid {
 		return nil, sandboxer.E(sandboxer.Invalid, nil, "run_as: this server runs as the user %d and cannot become %s: only root can", me, u.Username)
@@ -109,13 +112,13 @@ func accountOf(name string) (*account, error) {
 	return a, nil
 }
 
-// harmless are the variables of the broker's environment that every extension gets.
-var harmless = []string{"PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "SSL_CERT_FILE", "SSL_CERT_DIR"}
-
-// environ is the environment of the process: nothing of the broker's but what is harmless and what the file names.
+// environ is the environment of the process: of the broker's, what every extension gets and what the file names.
 func (p *program) environ() []string {
-	var env []string
-	for _, name := range append(append([]string{}, harmless...), p.Env...) {
+	env := subprocess.Environ(subprocess.Extension)
+	if own, err := os.Executable(); err == nil {
+		env = append(env, "PATH="+searchPath(os.Getenv("PATH"), own))
+	}
+	for _, name := range p.Env {
 		if v, ok := os.LookupEnv(name); ok {
 			env = append(env, name+"="+v)
 		}
@@ -124,6 +127,19 @@ func (p *program) environ() []string {
 		env = append(env, "HOME="+p.user.home, "USER="+p.user.name, "LOGNAME="+p.user.name)
 	}
 	return env
+}
+
+// searchPath is path and, at its end, the directory of the program own if that is sandboxer: scripts name it as their
+// interpreter, and a server that was started by its path need not be in PATH.
+func searchPath(path, own string) string {
+	dir := filepath.Dir(own)
+	switch {
+	case filepath.Base(own) != "sandboxer" || slices.Contains(filepath.SplitList(path), dir):
+		return path
+	case path == "":
+		return dir
+	}
+	return path + string(filepath.ListSeparator) + dir
 }
 
 // title names the program in messages.

@@ -1,11 +1,11 @@
 // Package process runs extensions that are programs of their own, in any language. It is the broker's
-// side of the extension protocol (docs/extension-protocol.md).
+// side of the extension protocol (docs/reference/extension-protocol.md).
 //
-// A file with `command:`, or with a `handler: module:Class` that no built-in adapter stands for, is a child of
+// A file with `command:`, or with a `handler: module:Class` that names no built-in adapter, is a child of
 // the broker: it is started when it is first needed, and again when it dies. One with `connect:` is a service
 // that runs already. Python classes run in the host of sdk/python, which the program carries.
 //
-// What an extension says of itself is kept in its private directory (describe.go), so that reading the
+// An extension's description is kept in its private directory (describe.go), so that reading the
 // catalogue starts nothing.
 package process
 
@@ -15,6 +15,8 @@ import (
 	"encoding/json"
 	"io"
 	"log/slog"
+	"maps"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -26,28 +28,20 @@ import (
 // Adapter opens extensions that are processes of their own.
 var Adapter = sandboxer.Adapter{
 	Kind:  "process",
-	Title: "A program of its own, in any language",
+	Title: "A separate program, in any language",
 	Help: `
 Sandboxes are made by a program that is not part of this one: a Python class, a Go adapter that
-is served by package extension, a script, or a service. It runs beside the broker, with as few rights as
-its file says, and says itself what it can do.
+is served by package extension, a script, or a service. It runs next to the broker, with as few rights as
+its file says, and declares its own capabilities.
 `,
 	Isolation: sandboxer.Isolations(),
 	Pricing:   sandboxer.PricingModels(),
-	Inputs:    []sandboxer.Input{{Name: sandboxer.AnyInput, Help: "what the extension takes; it says so when it is opened", Restricted: true}},
+	Inputs:    []sandboxer.Input{{Name: sandboxer.AnyInput, Help: "the inputs that the extension declares when the broker opens it", Restricted: true}},
 	Open:      open,
 	Known:     known,
 }
 
-// A link carries requests to the extension, whichever way it runs.
-type link interface {
-	// call asks for method; token names the stream of the request, "" for none.
-	call(ctx context.Context, method string, params, result any, token string) error
-	// expect returns where the stream of token arrives, and what gives it up.
-	expect(token string) (<-chan arrival, func())
-}
-
-// An arrival is a stream, or why there is none.
+// An arrival is a stream, or the reason why there is none.
 type arrival struct {
 	s   *protocol.Stream
 	err error
@@ -91,7 +85,7 @@ func open(ctx context.Context, env sandboxer.Env) (sandboxer.Extension, error) {
 			return nil, err
 		}
 		if err := writeDescription(env.Dir, digest, d); err != nil {
-			env.Log.Warn("what the extension says of itself cannot be kept", "err", err)
+			env.Log.Warn("the description of the extension cannot be stored", "err", err)
 		}
 	}
 	s.opened(d)
@@ -121,7 +115,7 @@ type secrets struct {
 // minSecret is how long a secret is for its value to be recognised in a text.
 const minSecret = 6
 
-// learn remembers what differs between a configuration with its secrets and without.
+// learn remembers the texts in which a configuration with its secrets differs from one without.
 func (s *secrets) learn(without, with json.RawMessage) {
 	var a, b any
 	if json.Unmarshal(without, &a) != nil || json.Unmarshal(with, &b) != nil {
@@ -132,16 +126,17 @@ func (s *secrets) learn(without, with json.RawMessage) {
 	walk = func(a, b any) {
 		switch b := b.(type) {
 		case map[string]any:
-			if a, ok := a.(map[string]any); ok {
-				for k := range b {
-					walk(a[k], b[k])
-				}
+			a, _ := a.(map[string]any)
+			for k := range b {
+				walk(a[k], b[k])
 			}
 		case []any:
-			if a, ok := a.([]any); ok && len(a) == len(b) {
-				for i := range b {
-					walk(a[i], b[i])
-				}
+			a, _ := a.([]any)
+			if len(a) != len(b) {
+				a = make([]any, len(b))
+			}
+			for i := range b {
+				walk(a[i], b[i])
 			}
 		case string:
 			if a == b || len(b) < minSecret {
@@ -164,11 +159,23 @@ func (s *secrets) learn(without, with json.RawMessage) {
 	}
 }
 
-// hide blanks secrets out. It wants the whole text: half a secret is not recognised.
+// different are the settings of a configuration that differ with its secrets and without.
+func different(without, with json.RawMessage) (names []string) {
+	var a, b map[string]any
+	_, _ = json.Unmarshal(without, &a), json.Unmarshal(with, &b)
+	for _, name := range slices.Sorted(maps.Keys(b)) {
+		if !reflect.DeepEqual(a[name], b[name]) {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// hide blanks secrets out. It needs the whole text: half a secret is not recognized.
 func (s *secrets) hide(text string) string { return s.hideIn(text, len(text)) }
 
 // hideIn returns the first most bytes of text, without secrets. A secret that begins in them is
-// recognised if all of it is in text: longest bytes beyond most are enough.
+// recognized if all of it is in text: longest bytes beyond most are enough.
 func (s *secrets) hideIn(text string, most int) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -199,7 +206,7 @@ func (s *secrets) hideIn(text string, most int) string {
 	return b.String()
 }
 
-// reach is how many bytes a secret has at most.
+// reach is the length of the longest secret, in bytes.
 func (s *secrets) reach() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -32,6 +32,12 @@ func TestMain(m *testing.M) {
 		os.Exit(agent.Main(os.Args[1:]))
 	case len(os.Args) == 3 && os.Args[1] == "broker":
 		broker(os.Args[2])
+	case len(os.Args) > 2 && os.Args[1] == "script":
+		if err := process.ServeScript(context.Background(), os.Args[2:], os.Stdin, os.Stdout); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
 	case len(os.Args) == 2 && os.Args[1] == "json": // the other end of a bare round trip
 		for in := bufio.NewReader(os.Stdin); ; {
 			line, err := in.ReadBytes('\n')
@@ -85,7 +91,7 @@ func openProgram(t testing.TB, dir, owner string, p sandboxer.Program, config ma
 	})
 }
 
-// A service that serves a world of this process passes the whole suite: the protocol loses nothing.
+// A service that serves a world of this process: the protocol loses nothing on a socket either.
 func TestConformanceOfService(t *testing.T) {
 	w := fake.NewWorld()
 	defer w.Close()
@@ -135,7 +141,7 @@ func TestConformanceOfService(t *testing.T) {
 		w.SetAway(host, true)
 		return func() { w.SetAway(host, false) }
 	}
-	extensiontest.Run(t, h)
+	extensiontest.RunWire(t, h)
 	if live := w.Live(); len(live) > 0 {
 		t.Errorf("left over: %+v", live)
 	}
@@ -154,6 +160,7 @@ func harness(t *testing.T) extensiontest.Harness {
 		Volume:       "../volumes/data",
 		Want:         sandboxer.Capabilities(),
 		Enforces:     []extensiontest.Feature{extensiontest.Owned},
+		Parallel:     4,
 		Listen: func(port int) []string {
 			return []string{self(t), "echo", "127.0.0.1:" + strconv.Itoa(port)}
 		},

@@ -1,7 +1,6 @@
 package process
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -17,19 +16,21 @@ import (
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/capture"
 	"github.com/sand-boxer/sandboxer/internal/filelock"
+	"github.com/sand-boxer/sandboxer/internal/subprocess"
 	"github.com/sand-boxer/sandboxer/internal/wholefile"
 	sdk "github.com/sand-boxer/sandboxer/sdk/python"
 )
 
-// The oldest Python that runs classes.
+// The oldest supported Python.
 const (
 	oldestMajor = 3
 	oldestMinor = 9
 )
 
-// python sets how the class of p is run. Kinds: Unavailable when there is no Python that can; Invalid where the
-// file names one that cannot.
+// python sets how the class of p is run. Kinds: Unavailable when no suitable Python is found; Invalid if the
+// file names an unsuitable one.
 func (p *program) python() error {
 	name, at, kind := p.Python, "python: ", sandboxer.Invalid
 	if name == "" {
@@ -37,7 +38,7 @@ func (p *program) python() error {
 	}
 	path, err := exec.LookPath(name)
 	if err != nil {
-		return sandboxer.E(kind, nil, "%sthere is no %s here, which a class needs (%s)", at, name, reason(err)).
+		return sandboxer.E(kind, nil, "%sa class needs %s, which this machine does not have (%s)", at, name, reason(err)).
 			WithHint("install Python %d.%d or newer, or name it with python: in the extension's file", oldestMajor, oldestMinor)
 	}
 	if path, err = filepath.Abs(path); err != nil {
@@ -45,7 +46,7 @@ func (p *program) python() error {
 	}
 	said, err := versionOf(path)
 	if err != nil {
-		return sandboxer.E(kind, err, "%s%s is no Python that can be used: %s", at, path, err)
+		return sandboxer.E(kind, err, "%s%s is not a usable Python: %s", at, path, err)
 	}
 	var major, minor int
 	if n, _ := fmt.Sscanf(said, "%d.%d", &major, &minor); n != 2 || major < oldestMajor || major == oldestMajor && minor < oldestMinor {
@@ -60,14 +61,14 @@ func (p *program) python() error {
 		}
 		p.modules = append(p.modules, filepath.Join(dir, "sandboxer"))
 	}
-	// -I: neither the environment nor the working directory says where modules are; -u: nothing is kept back; -X utf8:
-	// names of files are what they are whatever the locale.
+	// -I: neither the environment nor the working directory says where modules are; -u: nothing is buffered; -X utf8:
+	// names of files keep their bytes whatever the locale.
 	p.command = []string{path, "-I", "-u", "-X", "utf8", filepath.Join(dir, sdk.Host)}
 	p.sdk = dir
 	return nil
 }
 
-// versions remembers what interpreters are, by path, size and date: to ask one takes longer than all else.
+// versions caches the versions of interpreters, by path, size and date: to ask one takes longer than all else.
 var versions sync.Map
 
 // versionOf asks an interpreter for its version, such as "3.11.7".
@@ -82,10 +83,10 @@ func versionOf(path string) (string, error) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
-	var stderr bytes.Buffer
-	cmd := exec.CommandContext(ctx, path, "-I", "-c", "import sys; print('.'.join(map(str, sys.version_info[:3])))")
+	stderr := &capture.First{Max: 1 << 10}
+	cmd := subprocess.Command(ctx, subprocess.Tool, path, "-I", "-c", "import sys; print('.'.join(map(str, sys.version_info[:3])))")
 	cmd.Env = []string{}
-	cmd.Stderr = &limited{to: &stderr, left: 1 << 10}
+	cmd.Stderr = stderr
 	cmd.WaitDelay = time.Second
 	out, err := cmd.Output()
 	if err != nil {
@@ -97,19 +98,6 @@ func versionOf(path string) (string, error) {
 	said := strings.TrimSpace(string(out))
 	versions.Store(key, said)
 	return said, nil
-}
-
-// limited writes so many bytes, and drops the rest.
-type limited struct {
-	to   *bytes.Buffer
-	left int
-}
-
-func (l *limited) Write(p []byte) (int, error) {
-	n := min(len(p), l.left)
-	l.left -= n
-	l.to.Write(p[:n])
-	return len(p), nil
 }
 
 // sdkDigest identifies the package that this program carries.
@@ -129,7 +117,7 @@ var sdkDigest = sync.OnceValue(func() string {
 // sdkDir is where the package that this program carries is unpacked, below an extension's directory.
 const sdkDir = "sdk"
 
-// unpackSDK has the package in dir, unless the file names another, and the command use it. Packages of other builds
+// unpackSDK unpacks the package in dir, unless the file names another, and has the command use it. Packages of other builds
 // are removed.
 func (p *program) unpackSDK(dir string) error {
 	if p.sdk != "" {
@@ -137,7 +125,7 @@ func (p *program) unpackSDK(dir string) error {
 	}
 	all := filepath.Join(dir, sdkDir)
 	own := filepath.Join(all, sdkDigest())
-	// From the directory that the process is in: with the rights of another user it might not come here by the whole path.
+	// Relative to the process's directory: with the rights of another user it might not reach this by the whole path.
 	p.command[len(p.command)-1] = filepath.Join(sdkDir, filepath.Base(own), sdk.Host)
 	failed := func(err error) error {
 		return sandboxer.E(sandboxer.Unavailable, err, "the Python package cannot be unpacked into %s", all)

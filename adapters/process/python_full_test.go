@@ -32,7 +32,7 @@ func fullClass(t *testing.T) (path, root string) {
 	return path, root
 }
 
-// A class that has all of it passes the whole suite through the protocol, with real commands, files and connections.
+// A class that has all of it keeps the contract through the protocol, with real commands, files and connections.
 func TestConformanceOfFullClass(t *testing.T) {
 	needPython(t)
 	path, root := fullClass(t)
@@ -53,6 +53,7 @@ func TestConformanceOfFullClass(t *testing.T) {
 			sandboxer.CanProbe, sandboxer.CanDiscover, sandboxer.CanList, sandboxer.CanSnapshot, sandboxer.CanQuote, sandboxer.CanMeter,
 			sandboxer.CanNotify, sandboxer.CanPause, sandboxer.CanRenew, sandboxer.CanCapacity, sandboxer.CanStats},
 		Enforces: []extensiontest.Feature{extensiontest.Owned},
+		Parallel: 4,
 		Listen: func(port int) []string {
 			return []string{self(t), "echo", "127.0.0.1:" + strconv.Itoa(port)}
 		},
@@ -64,7 +65,7 @@ func TestConformanceOfFullClass(t *testing.T) {
 		},
 		User: otherUser(t),
 	}
-	extensiontest.Run(t, h)
+	extensiontest.RunWire(t, h)
 
 	for _, left := range []string{"*/boxes/*", "*/saved/*"} {
 		if found, _ := filepath.Glob(filepath.Join(root, left)); len(found) > 0 {

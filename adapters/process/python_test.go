@@ -80,7 +80,7 @@ func TestConformanceOfGuideClass(t *testing.T) {
 	}
 }
 
-// What is wrong with a class is told in one line, at the handler.
+// A fault of a class is reported in one line, at the handler.
 func TestPythonFaults(t *testing.T) {
 	needPython(t)
 	path := module(t, "mod.py", `
@@ -116,11 +116,11 @@ number = 1
 		}
 	}
 	_, err := openProgram(t, t.TempDir(), "o", sandboxer.Program{Handler: "mod:Half", Path: []string{path}, Python: "/no/python"}, nil)
-	if sandboxer.KindOf(err) != sandboxer.Invalid || !strings.HasPrefix(err.Error(), "python: there is no /no/python here") {
+	if sandboxer.KindOf(err) != sandboxer.Invalid || !strings.HasPrefix(err.Error(), "python: a class needs /no/python,") {
 		t.Errorf("no such interpreter: %v", err)
 	}
 	_, err = openProgram(t, t.TempDir(), "o", sandboxer.Program{Handler: "mod:Half", Path: []string{path}, Python: "/bin/false"}, nil)
-	if sandboxer.KindOf(err) != sandboxer.Invalid || !strings.HasPrefix(err.Error(), "python: /bin/false is no Python") {
+	if sandboxer.KindOf(err) != sandboxer.Invalid || !strings.HasPrefix(err.Error(), "python: /bin/false is not a usable Python") {
 		t.Errorf("another program: %v", err)
 	}
 }

@@ -2,11 +2,12 @@ package process
 
 import (
 	"encoding/json"
+	"slices"
 	"strings"
 	"testing"
 )
 
-// Secrets that overlap, and a text of which the rest is not to be said.
+// Secrets that overlap, and a text whose rest must not be shown.
 func TestHideIn(t *testing.T) {
 	const pem = "-----BEGIN KEY-----\nMIIEvQIBADANBgkqhkiG9w0BAQEFAASC\nend\n-----END KEY-----"
 	var s secrets
@@ -41,5 +42,19 @@ func TestHideIn(t *testing.T) {
 	}
 	if got := s.reach(); got != len(pem) {
 		t.Errorf("reach: %d", got)
+	}
+}
+
+// All texts of a setting that is not known without its secrets are secrets: a script gets only the name of the setting.
+func TestSettingsWithSecrets(t *testing.T) {
+	without, with := []byte(`{"a": {"b": ["${env:X}", "plain-text"]}, "c": "plain-text", "d": "${env:Y}"}`), []byte(`{"a": {"b": ["nested-secret", "plain-text"]}, "c": "plain-text", "d": ""}`)
+	names := different(without, with)
+	if !slices.Equal(names, []string{"a", "d"}) {
+		t.Errorf("settings with secrets: %q", names)
+	}
+	var s secrets
+	s.learn([]byte(`{"c": "plain-text"}`), with)
+	if got := s.hide("nested-secret"); got != "[redacted]" {
+		t.Error(got)
 	}
 }

@@ -79,7 +79,7 @@ func (c *connection) why() error {
 	return sandboxer.E(sandboxer.Unavailable, nil, "the connection to the service at %s ended: %s", c.at, sandboxer.Message(plain(c.cause)))
 }
 
-// A service is where one is, and how to get there.
+// A service is where a service is, and how to connect to it.
 type service struct {
 	network, addr string
 	tls           *tls.Config // nil for a Unix socket
@@ -92,7 +92,7 @@ func newService(p *program) (*service, error) {
 	}
 	host, _, err := net.SplitHostPort(addr)
 	if err != nil {
-		return nil, sandboxer.E(sandboxer.Invalid, nil, "connect: %q is no host:port", addr)
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "connect: %q is not host:port", addr)
 	}
 	config, err := protocol.TLS(p.TLS.CA, p.TLS.Cert, p.TLS.Key)
 	if err != nil {

@@ -9,13 +9,14 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/filelock"
 	"github.com/sand-boxer/sandboxer/internal/protocol"
-	"golang.org/x/sys/unix"
 )
 
-// maxUnnamed bounds connections to the socket for streams that have not said their token.
+// maxUnnamed bounds connections to the socket for streams that have not sent their token.
 const maxUnnamed = 64
 
 // An exchange is the Unix socket to which a child connects for streams. It is in a directory that only the
@@ -32,7 +33,7 @@ type exchange struct {
 	closed   bool
 }
 
-// expected is a stream that has not come.
+// expected is a stream that has not arrived.
 type expected struct {
 	c     chan arrival
 	timer *time.Timer
@@ -43,7 +44,7 @@ const streamsDir = "streams"
 // lockTime is how long others may take to make their sockets in the same directory.
 const lockTime = 30 * time.Second
 
-// newExchange listens below dir. owner is who may connect besides the broker; nil for nobody.
+// newExchange listens below dir. owner is a further account that may connect; nil for none.
 func newExchange(dir string, owner *account) (_ *exchange, err error) {
 	path := filepath.Join(dir, streamsDir)
 	if err := os.Mkdir(path, 0o700); err != nil && !os.IsExist(err) {
@@ -59,7 +60,7 @@ func newExchange(dir string, owner *account) (_ *exchange, err error) {
 			x.dir.Close()
 		}
 	}()
-	// A socket that is made, and not listened on yet, looks like one that was left.
+	// A new socket that is not listened on yet looks like one that was left.
 	ctx, cancel := context.WithTimeout(context.Background(), lockTime)
 	defer cancel()
 	lock, err := filelock.Take(ctx, path+".lock", filelock.Exclusive)
@@ -67,7 +68,7 @@ func newExchange(dir string, owner *account) (_ *exchange, err error) {
 		return nil, err
 	}
 	defer lock.Release()
-	// While it is being made nobody else gets at its names.
+	// While it is being made no other process can reach its names.
 	if err := os.Chown(x.path("")+"/.", os.Geteuid(), os.Getegid()); err != nil {
 		return nil, err
 	}
@@ -93,18 +94,18 @@ func newExchange(dir string, owner *account) (_ *exchange, err error) {
 	return x, nil
 }
 
-// path is where something of the directory is for this process.
+// path is the path of a file of the directory for this process.
 func (x *exchange) path(name string) string {
 	return fmt.Sprintf("/proc/self/fd/%d/%s", x.dir.Fd(), name)
 }
 
-// forChild is where the socket is for a child that has the directory as file descriptor 3.
+// forChild is the path of the socket for a child that has the directory as file descriptor 3.
 func (x *exchange) forChild() string { return "/proc/self/fd/3/" + x.name }
 
-// sweepTime bounds what the extension can make of its directory.
+// sweepTime bounds sweep, since the extension may change its directory.
 const sweepTime = time.Second
 
-// sweep removes sockets that nobody listens on: those of brokers that were killed.
+// sweep removes sockets without a listener: those of brokers that were killed.
 func (x *exchange) sweep() {
 	entries, _ := os.ReadDir(x.path(""))
 	until := time.Now().Add(sweepTime)
@@ -147,7 +148,7 @@ func (x *exchange) accept() {
 	}
 }
 
-// named reads whose stream conn is.
+// named reads which stream conn is for.
 func (x *exchange) named(conn net.Conn) {
 	_ = conn.SetDeadline(time.Now().Add(protocol.TokenTime))
 	r := protocol.NewReader(conn)
@@ -191,7 +192,7 @@ func (x *exchange) expect(token string) (<-chan arrival, func()) {
 		c <- arrival{err: errStreamGone()}
 	} else {
 		want.timer = time.AfterFunc(protocol.TokenTime, func() {
-			fail("the extension does not open the stream of a request within %s", protocol.TokenTime)
+			fail("the extension did not open the stream of a request within %s", protocol.TokenTime)
 		})
 		x.expected[token] = want
 	}
@@ -204,7 +205,7 @@ func (x *exchange) expect(token string) (<-chan arrival, func()) {
 		}
 		x.mu.Unlock()
 		select {
-		case a := <-c: // nobody took it
+		case a := <-c: // no request took it
 			if a.s != nil {
 				a.s.Close()
 			}
@@ -218,7 +219,7 @@ func errStreamGone() error {
 	return sandboxer.E(sandboxer.Unavailable, nil, "the extension's process ended before it opened the stream of a request")
 }
 
-// close ends all that goes over the socket: what the process started may have kept its ends.
+// close ends all connections over the socket: processes that the process started may have kept their ends.
 func (x *exchange) close() {
 	x.mu.Lock()
 	x.closed = true

@@ -2,7 +2,6 @@ package process
 
 import (
 	"bufio"
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,25 +11,27 @@ import (
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/notes"
 	"github.com/sand-boxer/sandboxer/internal/protocol"
 )
 
-// How long a process that ended is not started again: twice as long every time, unless it has lived for settled.
+// How long to wait before starting a process that ended again: twice as long every time, unless it has lived for settled.
 const (
 	firstRest = 100 * time.Millisecond
 	longRest  = 30 * time.Second
 	settled   = 30 * time.Second
-	// patience is how long a call waits for a rest to be over, instead of failing.
+	// patience is how long a call waits for that time to pass, instead of failing.
 	patience = time.Second
 )
 
-// A supervisor has the process of an extension running when it is needed. Calls never wait for long: while the
+// A supervisor keeps the process of an extension running when it is needed. Calls never wait for long: while the
 // process rests after its death they fail.
 type supervisor struct {
 	env    sandboxer.Env
 	p      *program
 	hidden secrets
 	log    *rateLog
+	say    func(line string, cut bool) // gets each line of a process's standard error
 
 	mu          sync.Mutex
 	cur         *session
@@ -43,15 +44,17 @@ type supervisor struct {
 	closed      bool
 	once        sync.Once              // of close
 	known       *sandboxer.Description // what the broker goes by
-	calls       chan struct{}          // of a script, which is started for each
 	base        context.Context        // of processes, ends with close
 	end         context.CancelFunc
 }
 
 func newSupervisor(env sandboxer.Env, p *program) *supervisor {
 	base, end := context.WithCancel(context.Background())
-	calls := make(chan struct{}, cmp.Or(p.Concurrency, defaultCalls))
-	return &supervisor{first: firstRest, long: longRest, env: env, p: p, log: newRateLog(env.Log), calls: calls, base: base, end: end}
+	s := &supervisor{first: firstRest, long: longRest, env: env, p: p, log: newRateLog(env.Log), base: base, end: end}
+	s.say = func(line string, cut bool) {
+		s.log.say(slog.LevelInfo, "output of the extension", len(line), func() []any { return []any{"line", line, "cut", cut} })
+	}
+	return s
 }
 
 // A session is one life of the process, or one connection to the service.
@@ -77,18 +80,15 @@ func (s *session) call(ctx context.Context, method string, params, result any, t
 
 func (s *session) expect(token string) (<-chan arrival, func()) { return s.streams.expect(token) }
 
-// opened says what the broker goes by from now on.
+// opened sets the description that the broker uses from now on.
 func (s *supervisor) opened(d sandboxer.Description) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.known = &d
 }
 
-// describe starts the process and returns what it says of itself.
+// describe starts the process and returns its description.
 func (s *supervisor) describe(ctx context.Context) (d sandboxer.Description, err error) {
-	if s.p.Mode == sandboxer.ProgramCall {
-		return s.describeByCall(ctx)
-	}
 	sess, err := s.session(ctx)
 	if err != nil {
 		return d, err
@@ -96,16 +96,8 @@ func (s *supervisor) describe(ctx context.Context) (d sandboxer.Description, err
 	return sess.description, nil
 }
 
-// link returns the running process.
-func (s *supervisor) link(ctx context.Context) (link, error) {
-	if s.p.Mode == sandboxer.ProgramCall {
-		return script{s}, nil
-	}
-	return s.session(ctx)
-}
-
 // session returns the running process, and starts it if it does not run. Kinds: Unavailable while it rests;
-// those of its hello.
+// the kinds of its hello.
 func (s *supervisor) session(ctx context.Context) (*session, error) {
 	for {
 		s.mu.Lock()
@@ -156,10 +148,10 @@ func (s *supervisor) session(ctx context.Context) (*session, error) {
 // resting is the error of a call while the process does not run.
 func (s *supervisor) resting(why error, wait time.Duration) error {
 	if why == nil {
-		why = sandboxer.E(sandboxer.Unavailable, nil, "%s does not run", s.p.title())
+		why = sandboxer.E(sandboxer.Unavailable, nil, "%s is not running", s.p.title())
 	}
-	e := sandboxer.E(sandboxer.KindOf(why), why, "%s cannot be asked: %s", s.env.Extension, sandboxer.Message(why)).
-		WithPublic("%s cannot be asked just now", s.env.Extension)
+	e := sandboxer.E(sandboxer.KindOf(why), why, "%s is not available: %s", s.env.Extension, sandboxer.Message(why)).
+		WithPublic("%s is not available now", s.env.Extension)
 	if e.Kind != sandboxer.Unavailable && e.Kind != sandboxer.Unsupported {
 		return why // its configuration is wrong
 	}
@@ -170,7 +162,7 @@ func (s *supervisor) resting(why error, wait time.Duration) error {
 	return e
 }
 
-// start starts the process, for whoever waits for done.
+// start starts the process, for all callers that wait for done.
 func (s *supervisor) start(done chan struct{}) {
 	sess, err := s.afterFormer()
 	s.mu.Lock()
@@ -187,16 +179,16 @@ func (s *supervisor) start(done chan struct{}) {
 		return
 	}
 	if s.known != nil && !sameDescription(*s.known, sess.description) {
-		s.env.Log.Warn("the extension says other things of itself than when it was opened: start the server anew")
+		s.env.Log.Warn("the description of the extension has changed since it was opened: restart the server")
 		if err := forgetDescription(s.env.Dir); err != nil { // else it would be found again
-			s.env.Log.Warn("what the extension said of itself cannot be forgotten", "err", err)
+			s.env.Log.Warn("the stored description of the extension cannot be removed", "err", err)
 		}
 	}
 	s.cur, s.why = sess, nil
 	go s.watch(sess)
 }
 
-// afterFormer begins when the former process is gone: there is one of an extension at a time.
+// afterFormer begins when the former process is gone: an extension has one at a time.
 func (s *supervisor) afterFormer() (*session, error) {
 	s.mu.Lock()
 	former := s.former
@@ -207,7 +199,7 @@ func (s *supervisor) afterFormer() (*session, error) {
 		case <-s.base.Done():
 			return nil, errClosed
 		case <-time.After(2 * stopTime):
-			return nil, sandboxer.E(sandboxer.Unavailable, nil, "the former process of %s was killed and is still there", s.p.title())
+			return nil, sandboxer.E(sandboxer.Unavailable, nil, "the previous process of %s was killed, but still exists", s.p.title())
 		}
 	}
 	return s.begin()
@@ -215,13 +207,13 @@ func (s *supervisor) afterFormer() (*session, error) {
 
 var errClosed = errors.New("the extension is closed")
 
-// failed has the process rest. s.mu is held.
+// failed makes the process rest. s.mu is held.
 func (s *supervisor) failed(err error) {
 	s.rest = min(max(2*s.rest, s.first), s.long)
 	s.until, s.why = time.Now().Add(s.rest), err
 }
 
-// lost has no further call go to a session that has ended. s.mu is held.
+// lost keeps further calls from a session that has ended. s.mu is held.
 func (s *supervisor) lost(sess *session) {
 	if s.cur != sess {
 		return
@@ -280,17 +272,15 @@ func (s *supervisor) shut() {
 	if former != nil { // one that is about to be gone
 		<-former
 	}
-	for range cap(s.calls) { // those under way end with s.base
-		s.calls <- struct{}{}
-	}
 }
 
-// hello is what the broker says first.
+// hello is the broker's first message.
 func (s *supervisor) hello(streams string) (h protocol.Hello, err error) {
 	h = protocol.Hello{Protocols: protocol.Versions, Program: "sandboxer", Extension: s.env.Extension, Owner: s.env.Owner, Dir: s.env.Dir, Hosts: s.env.Hosts, Own: s.env.Own,
-		Streams: streams, Handler: s.p.Handler, Path: s.p.Path, Concurrency: s.p.Concurrency}
+		NotesKey: notes.Key(s.env.Notes), Streams: streams, Handler: s.p.Handler, Path: s.p.Path, Concurrency: s.p.Concurrency}
 	if h.Config, err = s.env.Config(true); err == nil {
 		s.hidden.learn(s.p.config, h.Config)
+		h.Secrets = different(s.p.config, h.Config)
 	}
 	return h, err
 }
@@ -301,7 +291,7 @@ func (s *supervisor) greet(r *bufio.Reader, w io.Writer, streams string, giveUp 
 	if err != nil {
 		return d, err
 	}
-	timer := time.AfterFunc(protocol.HelloTime, func() { giveUp(fmt.Errorf("%s does not say hello within %s", s.p.title(), protocol.HelloTime)) })
+	timer := time.AfterFunc(protocol.HelloTime, func() { giveUp(fmt.Errorf("%s did not send its hello within %s", s.p.title(), protocol.HelloTime)) })
 	defer timer.Stop()
 	stop := context.AfterFunc(s.base, func() { giveUp(errClosed) })
 	defer stop()
@@ -314,13 +304,13 @@ func (s *supervisor) greet(r *bufio.Reader, w io.Writer, streams string, giveUp 
 		return d, err
 	}
 	if _, err := protocol.Agree(theirs.Protocols); err != nil {
-		return d, sandboxer.E(sandboxer.Unavailable, nil, "%s: %s", s.p.title(), sandboxer.Message(err)).WithHint("install a version of one that fits the other")
+		return d, sandboxer.E(sandboxer.Unavailable, nil, "%s: %s", s.p.title(), sandboxer.Message(err)).WithHint("upgrade sandboxer or the extension, so that both know one protocol")
 	}
 	if theirs.Error != nil {
 		return d, theirs.Error.Err(s.hidden.hide)
 	}
 	if theirs.Description == nil {
-		return d, sandboxer.E(sandboxer.Unavailable, nil, "%s says hello, and not what it is", s.p.title())
+		return d, sandboxer.E(sandboxer.Unavailable, nil, "the hello of %s has no description", s.p.title())
 	}
 	if err := <-wrote; err != nil {
 		return d, err
@@ -328,7 +318,7 @@ func (s *supervisor) greet(r *bufio.Reader, w io.Writer, streams string, giveUp 
 	return *theirs.Description, checkDescription(*theirs.Description, s.hidden.hide)
 }
 
-// hide blanks secrets out of what an extension says.
+// hide blanks secrets out of an extension's messages.
 func (s *supervisor) hide(err error) error {
 	if err == nil {
 		return nil
@@ -364,7 +354,11 @@ func (s *supervisor) connect(sess *session, r *bufio.Reader, w io.Writer) {
 		Serve:    s.serve,
 		Hide:     s.hidden.hide,
 		Log: func(level slog.Level, msg string, attrs map[string]string) {
-			s.log.say(level, msg, func() (out []any) {
+			size := len(msg)
+			for k, v := range attrs {
+				size += len(k) + len(v)
+			}
+			s.log.say(level, msg, size, func() (out []any) {
 				for k, v := range attrs {
 					out = append(out, k, v)
 				}
@@ -372,8 +366,8 @@ func (s *supervisor) connect(sess *session, r *bufio.Reader, w io.Writer) {
 			})
 		},
 		Unanswered: func(method string) {
-			s.env.Log.Warn("the extension does not answer a request that was cancelled: its process is replaced", "method", method)
-			sess.stop(fmt.Errorf("it did not answer a request that was cancelled (%s)", method))
+			s.env.Log.Warn("the extension does not end a cancelled request: its process is replaced", "method", method)
+			sess.stop(fmt.Errorf("it did not end a cancelled request (%s)", method))
 		},
 	})
 	go sess.conn.Run(s.base)
@@ -389,7 +383,7 @@ func (s *supervisor) serve(ctx context.Context, r *protocol.Request) (any, error
 		return nil, err
 	}
 	if s.env.Recorded == nil {
-		return nil, sandboxer.E(sandboxer.Unsupported, nil, "nobody keeps records here")
+		return nil, sandboxer.E(sandboxer.Unsupported, nil, "this program keeps no records")
 	}
 	all, err := s.env.Recorded(ctx)
 	if err != nil {
@@ -398,32 +392,41 @@ func (s *supervisor) serve(ctx context.Context, r *protocol.Request) (any, error
 	return protocol.PageOf(all, p.Skip), nil
 }
 
-// A rateLog logs what an extension says, but no more than so many lines a second.
+// A rateLog logs an extension's messages, up to a number of lines and bytes per second.
 type rateLog struct {
 	log *slog.Logger
 
 	mu      sync.Mutex
 	second  time.Time
 	lines   int
-	dropped int
+	bytes   int
+	dropped int // lines
+	lost    int // bytes of them
 }
 
-const maxLogLines = 100 // a second
+// The bounds for one second.
+const (
+	maxLogLines = 100
+	maxLogBytes = 64 << 10
+)
 
 func newRateLog(log *slog.Logger) *rateLog { return &rateLog{log: log} }
 
-func (l *rateLog) say(level slog.Level, msg string, attrs func() []any) {
+func (l *rateLog) say(level slog.Level, msg string, size int, attrs func() []any) {
 	l.mu.Lock()
 	if now := time.Now(); now.Sub(l.second) >= time.Second {
 		if l.dropped > 0 {
-			l.log.Warn("the extension says too much: lines were left out", "lines", l.dropped)
+			l.log.Warn("the extension logs too much: some lines were dropped", "lines", l.dropped, "bytes", l.lost)
 		}
-		l.second, l.lines, l.dropped = now, 0, 0
+		l.second, l.lines, l.bytes, l.dropped, l.lost = now, 0, 0, 0, 0
 	}
 	l.lines++
-	drop := l.lines > maxLogLines
+	drop := l.lines > maxLogLines || l.bytes+size > maxLogBytes
 	if drop {
 		l.dropped++
+		l.lost += size
+	} else {
+		l.bytes += size
 	}
 	l.mu.Unlock()
 	if !drop {

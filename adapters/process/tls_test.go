@@ -37,7 +37,7 @@ func newAuthority(t *testing.T) *authority {
 	return a
 }
 
-// sign makes name.pem and name.key, signed by the authority or by itself.
+// sign makes name.pem and name.key, signed by the authority or self-signed.
 func (a *authority) sign(name string, by *authority) (*x509.Certificate, *ecdsa.PrivateKey) {
 	a.t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -75,8 +75,8 @@ func (a *authority) sign(name string, by *authority) (*x509.Certificate, *ecdsa.
 func (a *authority) file(name string) string    { return filepath.Join(a.dir, name+".pem") }
 func (a *authority) private(name string) string { return filepath.Join(a.dir, name+".key") }
 
-// A service by TLS takes nobody without a certificate of its authority, nor does a broker take such a service; one
-// that is started anew is reached again.
+// A service by TLS accepts no client without a certificate of its authority, nor does a broker accept such a service; one
+// that is restarted is reached again.
 func TestServiceByTLS(t *testing.T) {
 	a, stranger := newAuthority(t), newAuthority(t)
 	a.sign("service", a)
@@ -174,7 +174,7 @@ func TestServiceByTLS(t *testing.T) {
 		n.(io.Closer).Close()
 	}
 
-	// Without encryption nobody is answered.
+	// Without encryption no client is answered.
 	conn, err := net.Dial("tcp", addr)
 	if err != nil {
 		t.Fatal(err)

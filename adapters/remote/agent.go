@@ -27,42 +27,34 @@ func (p *peer) dialAgent(ctx context.Context, h sandboxer.Handle, sb *api.Sandbo
 		return c, err
 	}
 	if _, gone := p.running(ctx, h); gone == nil { // it is there, and what was asked for is not
-		err = sandboxer.E(sandboxer.Unsupported, err, "%s does not lead to the agents of its sandboxes", p.name).WithHint("it is of an older version: an operator there installs a newer one")
+		err = sandboxer.E(sandboxer.Unsupported, err, "%s gives no access to the agents of its sandboxes", p.name).WithHint("its version is too old: ask its operator to upgrade")
 	}
 	return nil, err
 }
 
-// agentCall is the way to the agent of a sandbox for one call. What it does not know of processes is what the other
-// installation says of the sandbox.
+// agentCall is the way to the agent of a sandbox for one call. The other installation's record of the sandbox fills in
+// what the agent does not know of processes.
 func (p *peer) agentCall(ctx context.Context, h sandboxer.Handle) (agent.Call, error) {
 	sb, err := p.running(ctx, h)
 	if err != nil {
 		return agent.Call{}, err
 	}
-	// A connection that waits for the next call would be a use of the sandbox there.
+	// An idle connection would count as use of the sandbox there.
 	c := agent.NewClient(agent.ClientOptions{User: sb.User, IdleConns: -1, Dial: func(ctx context.Context) (net.Conn, error) { return p.dialAgent(ctx, h, sb) }})
-	end := func(err error) error {
-		c.Close()
-		switch sandboxer.KindOf(err) {
-		case sandboxer.NotFound, sandboxer.Conflict, sandboxer.Unavailable, sandboxer.Timeout: // the sandbox may have ended, or stand still
-			if ctx.Err() == nil {
-				err = p.state(ctx, h, err)
-			}
-		}
-		return err
-	}
-	return agent.Call{Agent: c, Ctx: ctx, End: end, Dir: sb.Workspace, User: sb.User}, nil
+	done := func(err error) error { c.Close(); return err }
+	why := func() error { return p.state(ctx, h) } // the sandbox may have ended, or be paused
+	return agent.Call{Agent: c, Ctx: ctx, Done: done, Why: why, Dir: sb.Workspace, User: sb.User}, nil
 }
 
-// state is what the state of a sandbox says of a call that failed with err: that it is gone, or stands still; else it is err.
-func (p *peer) state(ctx context.Context, h sandboxer.Handle, err error) error {
+// state says why a sandbox cannot be used: it is gone, or does not run. nil: it runs, or that is not known.
+func (p *peer) state(ctx context.Context, h sandboxer.Handle) error {
 	switch sb, gone := p.running(ctx, h); {
 	case sandboxer.KindOf(gone) == sandboxer.NotFound:
 		return gone
 	case gone == nil && sb.State != sandboxer.Running:
-		return sandboxer.E(sandboxer.Conflict, err, "%s: sandbox %s is %s", p.name, sb.ID, sb.State).WithHint("ask again once it runs")
+		return sandboxer.E(sandboxer.Conflict, nil, "%s: sandbox %s is %s", p.name, sb.ID, sb.State).WithHint("try again when it runs")
 	}
-	return err
+	return nil
 }
 
 // agents are the calls that are made to the agent itself.
@@ -111,4 +103,4 @@ func (p *peer) Unarchive(ctx context.Context, h sandboxer.Handle, dir string, r 
 	return p.agents().Unarchive(ctx, h, dir, r)
 }
 
-var errNoAgent = sandboxer.E(sandboxer.Unsupported, nil, "the extension of the other installation has no agent in its sandboxes")
+var errNoAgent = sandboxer.E(sandboxer.Unsupported, nil, "the sandboxes of the other installation's extension have no agent")

@@ -4,131 +4,90 @@ import (
 	"cmp"
 	"context"
 	"crypto/sha256"
-	"encoding/base64"
 	"encoding/hex"
 	"iter"
+	"maps"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/api"
+	"github.com/sand-boxer/sandboxer/internal/hosts"
 )
 
-// The labels by which our sandboxes are found there.
+// The labels by which our sandboxes are found there: those of hosts.Mark, and these.
 const (
-	labelOwner      = "dev.sandboxer.remote.owner"
-	labelExtension  = "dev.sandboxer.remote.extension"
-	labelID         = "dev.sandboxer.remote.id"
-	labelGeneration = "dev.sandboxer.remote.generation"
-	labelAsked      = "dev.sandboxer.remote.asked" // askedOf what it was made of
-	labelFuse       = "dev.sandboxer.remote.fuse"  // the one that it was made with, as Unix time
-	labelStamp      = "dev.sandboxer.remote.stamp" // the stamp in base64; what does not fit follows under the same with ".1", ".2", …
+	labelPrefix = "dev.sandboxer.remote."
+	labelAsked  = labelPrefix + "asked" // askedOf what it was made of
+	labelFuse   = labelPrefix + "fuse"  // the one that it was made with, as Unix time
 )
 
 // Bounds of the labels of a sandbox, which are those of the API.
 const (
-	maxLabels     = 64
-	maxLabel      = 1024
-	ownLabels     = 6 // besides the stamp's
-	maxStampParts = 40
+	maxLabels = 64
+	ownLabels = 6
 )
 
-// farID is the ID there of a generation of one of our sandboxes. It differs by generation, so that a teardown that comes late cannot
-// meet a newer one, and by installation and extension, so that those of two never meet in one tenant there.
+// farID is the ID there of a generation of one of our sandboxes. It differs by generation, so that a late teardown cannot
+// end a newer one, and by installation and extension, so that those of two never conflict in one tenant there.
 func farID(owner, extension, id string, generation int) string {
 	sum := sha256.Sum256([]byte(owner + "\x00" + extension + "\x00" + id + "\x00" + strconv.Itoa(generation)))
 	return strings.TrimRight(id[:min(len(id), 28)], "-") + "-" + hex.EncodeToString(sum[:8])
 }
 
-// labels are those of spec with ours.
+// labels are those of spec plus ours.
 func (p *peer) labels(spec sandboxer.Spec) (map[string]string, error) {
 	out := map[string]string{}
-	for k, v := range spec.Labels {
-		if k != labelStamp && !strings.HasPrefix(k, labelStamp+".") {
-			out[k] = v
-		}
-	}
-	out[labelOwner], out[labelID], out[labelGeneration] = p.env.Owner, spec.ID, strconv.Itoa(spec.Generation)
-	out[labelExtension], out[labelAsked] = p.env.Extension, askedOf(spec)
+	maps.Copy(out, spec.Labels)
+	maps.Copy(out, hosts.Mark{Owner: p.env.Owner, Extension: p.env.Extension, ID: spec.ID, Generation: spec.Generation}.Labels(labelPrefix))
+	out[labelAsked] = askedOf(spec)
 	if !spec.Fuse.IsZero() {
 		out[labelFuse] = strconv.FormatInt(spec.Fuse.Unix(), 10)
 	}
 	if len(out) > maxLabels {
-		return nil, sandboxer.E(sandboxer.Invalid, nil, "%s has room for %d labels of a request: the others say whose a sandbox is", p.env.Extension, maxLabels-ownLabels)
-	}
-	stamp := base64.RawStdEncoding.EncodeToString(spec.Stamp)
-	parts := (len(stamp) + maxLabel - 1) / maxLabel
-	if parts > maxStampParts || len(out)+parts > maxLabels {
-		return out, nil // one that cannot be kept is left
-	}
-	for i := range parts {
-		out[stampLabel(i)] = stamp[i*maxLabel : min((i+1)*maxLabel, len(stamp))]
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "%s accepts at most %d labels in a request: the server needs the others to identify the owner", p.env.Extension, maxLabels-ownLabels)
 	}
 	return out, nil
 }
 
-func stampLabel(part int) string {
-	if part == 0 {
-		return labelStamp
-	}
-	return labelStamp + "." + strconv.Itoa(part)
+// origin is the content of a sandbox's labels.
+type origin struct {
+	hosts.Mark
+	fuse time.Time
 }
 
-// stamped is what the labels of a sandbox say.
-type stamped struct {
-	owner, extension, id string
-	generation           int
-	fuse                 time.Time
-	stamp                []byte
-}
-
-// stampOf reads the labels; ok is false if they are not ours.
-func stampOf(sb *api.Sandbox) (s stamped, ok bool) {
-	s.owner, s.extension, s.id = sb.Labels[labelOwner], sb.Labels[labelExtension], sb.Labels[labelID]
-	var err error
-	if s.generation, err = strconv.Atoi(sb.Labels[labelGeneration]); err != nil || s.generation < 1 || s.owner == "" || s.extension == "" || sandboxer.CheckID(s.id) != nil {
-		return stamped{}, false
-	}
-	if n, err := strconv.ParseInt(sb.Labels[labelFuse], 10, 64); err == nil {
+// originOf reads the labels; ok is false if they are not ours.
+func originOf(sb *api.Sandbox) (s origin, ok bool) {
+	s.Mark, ok = hosts.ReadMark(labelPrefix, sb.Labels)
+	if n, err := strconv.ParseInt(sb.Labels[labelFuse], 10, 64); ok && err == nil {
 		s.fuse = time.Unix(n, 0)
 	}
-	var text strings.Builder
-	for i := range maxStampParts {
-		part := sb.Labels[stampLabel(i)]
-		if part == "" {
-			break
-		}
-		text.WriteString(part)
-	}
-	if b, err := base64.RawStdEncoding.DecodeString(text.String()); err == nil && len(b) > 0 && len(b) <= sandboxer.MaxStampBytes {
-		s.stamp = b
-	}
-	return s, true
+	return s, ok
 }
 
-// owns reports whether what s is of is owner's, and this extension's.
-func (p *peer) owns(s stamped, owner string) bool {
-	return s.owner == owner && s.extension == p.env.Extension
+// owns reports whether s belongs to owner and this extension.
+func (p *peer) owns(s origin, owner string) bool {
+	return s.Owner == owner && s.Extension == p.env.Extension
 }
 
-// fuseOf is the fuse of sb as it is. The expiry there differs from what it was made with by the time that the request took, and by
-// what clocks differ in.
-func (s stamped) fuseOf(sb *api.Sandbox) time.Time {
+// fuseOf is the present fuse of sb. The expiry there differs from the requested one by the time that the request took, and by
+// the difference of the clocks.
+func (s origin) fuseOf(sb *api.Sandbox) time.Time {
 	if !s.fuse.IsZero() && sb.ExpiresAt.Sub(s.fuse).Abs() < time.Minute {
 		return s.fuse
 	}
 	return sb.ExpiresAt
 }
 
-// ref names a sandbox or a snapshot there, also where our key sees those of every tenant.
+// ref names a sandbox or a snapshot there, even if our key sees those of every tenant.
 func (p *peer) ref(id string) string { return cmp.Or(p.tenant, sandboxer.DefaultTenant) + "/" + id }
 
 func handleOf(sb *api.Sandbox, id string, generation int) sandboxer.Handle {
 	return sandboxer.Handle{SandboxID: id, Generation: generation, Ref: sb.ID}
 }
 
-// ended reports whether there is no sandbox behind the record any more, or soon none.
+// ended reports whether the sandbox of the record does not exist any more, or will soon not.
 func ended(sb *api.Sandbox) bool {
 	return sb.State == sandboxer.Terminating || sb.State == sandboxer.Terminated
 }
@@ -150,12 +109,12 @@ func (p *peer) gone(sb *api.Sandbox) error {
 	return sandboxer.E(sandboxer.NotFound, nil, "%s: sandbox %s is gone: %s", p.name, sb.ID, textThere(why))
 }
 
-// find returns the sandbox of h, the newest if it names no generation; one that has ended only where there is no other. Kind:
+// find returns the sandbox of h, the newest if it names no generation; one that has ended only if there is no other. Kind:
 // NotFound.
 func (p *peer) find(ctx context.Context, h sandboxer.Handle) (*api.Sandbox, error) {
 	is := func(sb *api.Sandbox) bool {
-		s, ok := stampOf(sb)
-		return ok && p.owns(s, p.env.Owner) && s.id == h.SandboxID && (h.Generation == 0 || s.generation == h.Generation)
+		s, ok := originOf(sb)
+		return ok && p.owns(s, p.env.Owner) && s.ID == h.SandboxID && (h.Generation == 0 || s.Generation == h.Generation)
 	}
 	var old *api.Sandbox
 	if ref := h.Ref; ref != "" || h.Generation != 0 {
@@ -177,8 +136,8 @@ func (p *peer) find(ctx context.Context, h sandboxer.Handle) (*api.Sandbox, erro
 		if err != nil {
 			return nil, p.fail(err)
 		}
-		if s, _ := stampOf(&sb); is(&sb) && s.generation > newest {
-			found, newest = &sb, s.generation
+		if s, _ := originOf(&sb); is(&sb) && s.Generation > newest {
+			found, newest = &sb, s.Generation
 		}
 	}
 	switch {
@@ -190,13 +149,10 @@ func (p *peer) find(ctx context.Context, h sandboxer.Handle) (*api.Sandbox, erro
 	return nil, sandboxer.E(sandboxer.NotFound, nil, "%s: there is no sandbox %s", p.name, h.SandboxID)
 }
 
-// live lists the live sandboxes with our labels; id may be empty. What is listed is of that owner and has that ID.
+// live lists the live sandboxes with our labels; id may be empty. All of them belong to that owner and have that ID.
 func (p *peer) live(ctx context.Context, owner, id string) iter.Seq2[api.Sandbox, error] {
 	return func(yield func(api.Sandbox, error) bool) {
-		q := api.SandboxQuery{Tenant: p.tenant, Labels: map[string]string{labelOwner: owner, labelExtension: p.env.Extension}, Limit: sandboxer.MaxPage}
-		if id != "" {
-			q.Labels[labelID] = id
-		}
+		q := api.SandboxQuery{Tenant: p.tenant, Labels: hosts.Mark{Owner: owner, Extension: p.env.Extension, ID: id}.Labels(labelPrefix), Limit: sandboxer.MaxPage}
 		if !p.admin {
 			q.Tenant = ""
 		}
@@ -208,7 +164,7 @@ func (p *peer) live(ctx context.Context, owner, id string) iter.Seq2[api.Sandbox
 				yield(sb, err)
 				return
 			}
-			if s, ok := stampOf(&sb); !ok || !p.owns(s, owner) || id != "" && s.id != id || sandboxer.CheckID(sb.ID) != nil {
+			if s, ok := originOf(&sb); !ok || !p.owns(s, owner) || id != "" && s.ID != id || sandboxer.CheckID(sb.ID) != nil {
 				continue
 			}
 			if !yield(sb, nil) {
@@ -218,7 +174,7 @@ func (p *peer) live(ctx context.Context, owner, id string) iter.Seq2[api.Sandbox
 	}
 }
 
-// use calls f with how the sandbox of h is called there. What has ended there is not found, whatever f says of it.
+// use calls f with the reference of the sandbox of h there. A sandbox that has ended there is NotFound, whatever f returns.
 func use[T any](ctx context.Context, p *peer, h sandboxer.Handle, f func(ref string) (T, error)) (T, error) {
 	var none T
 	ref := h.Ref
@@ -253,11 +209,11 @@ func (p *peer) Discover(ctx context.Context, id string) (sandboxer.Found, error)
 	if err != nil {
 		return sandboxer.Found{}, err
 	}
-	s, _ := stampOf(sb)
+	s, _ := originOf(sb)
 	if ended(sb) {
 		return sandboxer.Found{}, p.gone(sb)
 	}
-	return sandboxer.Found{Handle: handleOf(sb, s.id, s.generation), Stamp: s.stamp, Fuse: s.fuseOf(sb)}, nil
+	return sandboxer.Found{Handle: handleOf(sb, s.ID, s.Generation), Fuse: s.fuseOf(sb)}, nil
 }
 
 // ListRunning implements sandboxer.Lister.
@@ -268,7 +224,7 @@ func (p *peer) ListRunning(ctx context.Context, owner string) iter.Seq2[sandboxe
 				yield(sandboxer.Handle{}, p.fail(err))
 				return
 			}
-			if s, _ := stampOf(&sb); !yield(handleOf(&sb, s.id, s.generation), nil) {
+			if s, _ := originOf(&sb); !yield(handleOf(&sb, s.ID, s.Generation), nil) {
 				return
 			}
 		}
@@ -295,7 +251,7 @@ func (p *peer) IsAlive(ctx context.Context, h sandboxer.Handle) (sandboxer.Liven
 	case !sb.Unresponsive.IsZero():
 		return sandboxer.Unresponsive, nil
 	case sb.Unconfirmed != "":
-		return sandboxer.Unknown, sandboxer.E(sandboxer.Unavailable, nil, "%s does not know whether %s is there: its database went back", p.name, sb.ID)
+		return sandboxer.Unknown, sandboxer.E(sandboxer.Unavailable, nil, "%s does not know whether %s exists: its database was restored from a backup", p.name, sb.ID)
 	}
 	return sandboxer.Alive, nil
 }
@@ -316,7 +272,7 @@ func (p *peer) EstimateCost(ctx context.Context, spec sandboxer.Spec, duration t
 		return nil, nil
 	}
 	if q.Amount < 0 || q.Setup < 0 || q.PerHour < 0 {
-		return nil, sandboxer.E(sandboxer.Unavailable, nil, "%s quotes a price that cannot be", p.name)
+		return nil, sandboxer.E(sandboxer.Unavailable, nil, "%s quotes an impossible price", p.name)
 	}
 	return &sandboxer.MeterQuote{Amount: q.Amount.Std(), Setup: q.Setup.Std(), PerHour: q.PerHour.Std(), Duration: duration, Detail: p.name + ": " + textThere(q.Detail)}, nil
 }
@@ -333,7 +289,7 @@ func (p *peer) Renew(ctx context.Context, h sandboxer.Handle, until time.Time) e
 	if sandboxer.KindOf(err) != sandboxer.Invalid {
 		return err
 	}
-	// What is paused there is kept for the max_paused of there, which is as long as ours where nobody says otherwise: with
+	// A paused sandbox there is kept for that installation's max_paused, whose default is the same as ours: with
 	// what we add to it, it is too long.
 	if sb, ferr := p.running(ctx, h); ferr == nil && sb.State == sandboxer.Paused && !sb.ExpiresAt.Before(until.Add(-pausedSlack)) {
 		return nil
@@ -341,7 +297,7 @@ func (p *peer) Renew(ctx context.Context, h sandboxer.Handle, until time.Time) e
 	return err
 }
 
-// pausedSlack is how much earlier than it was asked to what stands still there may be removed. The broker's own
+// pausedSlack is how much earlier than requested a paused sandbox may be removed there. The broker's own
 // deadline is two minutes before that, and the clocks of two machines differ.
 const pausedSlack = 5 * time.Minute
 

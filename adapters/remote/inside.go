@@ -15,7 +15,7 @@ import (
 	"github.com/sand-boxer/sandboxer/api"
 )
 
-// done is use for what returns nothing but an error.
+// done is use for calls that return only an error.
 func done(ctx context.Context, p *peer, h sandboxer.Handle, f func(ref string) error) error {
 	_, err := use(ctx, p, h, func(ref string) (struct{}, error) { return struct{}{}, f(ref) })
 	return err
@@ -55,8 +55,8 @@ func fileInfo(fi api.FileInfo) sandboxer.FileInfo {
 	return sandboxer.FileInfo{Path: fi.Name(), Size: fi.Size, Mode: fi.FileMode(), ModTime: fi.ModTime, Owner: fi.Owner, Group: fi.Group, Target: target}
 }
 
-// ListFiles implements sandboxer.Filer. The API's cursor is its server's own, so that what comes before after is
-// passed over here.
+// ListFiles implements sandboxer.Filer. The API's cursor belongs to its server, so that entries up to after are
+// skipped here.
 func (p *peer) ListFiles(ctx context.Context, h sandboxer.Handle, dir, after string) iter.Seq2[sandboxer.FileInfo, error] {
 	return func(yield func(sandboxer.FileInfo, error) bool) {
 		more := true
@@ -100,8 +100,8 @@ func (p *peer) Dial(ctx context.Context, h sandboxer.Handle, port int) (net.Conn
 	return use(ctx, p, h, func(ref string) (net.Conn, error) { return p.client.Dial(ctx, ref, port) })
 }
 
-// DialURL implements sandboxer.URLDialer. The URL is the other installation's word, and leads to the public internet or
-// nowhere.
+// DialURL implements sandboxer.URLDialer. The URL comes from the other installation, so it may lead to the public internet
+// only.
 func (p *peer) DialURL(ctx context.Context, h sandboxer.Handle) (net.Conn, error) {
 	sb, err := p.running(ctx, h)
 	if err != nil {
@@ -113,15 +113,15 @@ func (p *peer) DialURL(ctx context.Context, h sandboxer.Handle) (net.Conn, error
 func (p *peer) connect(ctx context.Context, text string) (net.Conn, error) {
 	u, err := url.Parse(text)
 	if err == nil {
-		u, err = parseURL(u.Scheme + "://" + u.Host) // the rest is whoever asks's
+		u, err = parseURL(u.Scheme + "://" + u.Host) // the caller adds the rest
 	}
 	if err != nil {
-		return nil, sandboxer.E(sandboxer.Unavailable, err, "%s names a URL of the sandbox that is none", p.name)
+		return nil, sandboxer.E(sandboxer.Unavailable, err, "%s returned an invalid URL of the sandbox", p.name)
 	}
 	c, err := connect(ctx, p.urls, u)
 	if sandboxer.KindOf(err) == sandboxer.Denied {
-		err = sandboxer.E(sandboxer.Denied, err, "%s names a URL of the sandbox that leads to an address that is not public", p.name).
-			WithHint("reach it by a port")
+		err = sandboxer.E(sandboxer.Denied, err, "%s returned a URL of the sandbox whose address is not public", p.name).
+			WithHint("connect to a port of the sandbox")
 	}
 	return c, err
 }
@@ -162,7 +162,7 @@ func (p *peer) Resume(ctx context.Context, h sandboxer.Handle) error {
 	if err != nil || sb.State == sandboxer.Running {
 		return err
 	}
-	// There, a life has a deadline of its own, which stands still in a pause. Ours was moved meanwhile: to when that
+	// There, a sandbox has a deadline of its own, which does not run during a pause. Ours was moved meanwhile: to when that
 	// pause would end.
 	var resume api.ResumeSandbox
 	longest := sandboxer.DefaultMaxPaused
@@ -181,7 +181,7 @@ func (p *peer) Resume(ctx context.Context, h sandboxer.Handle) error {
 	return err
 }
 
-// running is find without what has ended.
+// running is find without sandboxes that have ended.
 func (p *peer) running(ctx context.Context, h sandboxer.Handle) (*api.Sandbox, error) {
 	sb, err := p.find(ctx, h)
 	if err == nil && ended(sb) {

@@ -7,8 +7,8 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// MeterActual implements sandboxer.Meter: what the other installation charges us for the sandbox, which it books at its end, and
-// reckons by the price that it was made at and the time that it has run. What it has used is said of one that runs.
+// MeterActual implements sandboxer.Meter: what the other installation charges us for the sandbox. It books that at the end, and
+// computes it from the price at creation and the running time. It reports usage for a running sandbox.
 func (p *peer) MeterActual(ctx context.Context, h sandboxer.Handle, _ time.Duration) (sandboxer.Usage, error) {
 	none := sandboxer.Usage{}
 	sb, err := p.find(ctx, h)
@@ -22,7 +22,7 @@ func (p *peer) MeterActual(ctx context.Context, h sandboxer.Handle, _ time.Durat
 		if err != nil {
 			return none, err
 		}
-		// Of what it cannot measure it says a negative figure.
+		// It reports a negative figure for what it cannot measure.
 		u.CPU, u.RxBytes, u.TxBytes = max(s.CPU, 0), max(s.RxBytes, 0), max(s.TxBytes, 0)
 	}
 	if sb.State != sandboxer.Terminated && sb.Quote != nil && !sb.ReadyAt.IsZero() {
@@ -37,7 +37,7 @@ func (p *peer) MeterActual(ctx context.Context, h sandboxer.Handle, _ time.Durat
 		u.Cost = min(q.For(until.Sub(sb.ReadyAt)-sb.PausedFor.Std()), sb.Quote.Amount.Std())
 	}
 	if u.Cost < 0 {
-		return none, sandboxer.E(sandboxer.Unavailable, nil, "%s says that sandbox %s costs %s, which cannot be", p.name, sb.ID, u.Cost)
+		return none, sandboxer.E(sandboxer.Unavailable, nil, "%s reports impossible costs of sandbox %s: %s", p.name, sb.ID, u.Cost)
 	}
 	return u, nil
 }

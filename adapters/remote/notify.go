@@ -8,11 +8,11 @@ import (
 	"github.com/sand-boxer/sandboxer/api"
 )
 
-// maxKnown bounds the sandboxes there of which a stream of notices remembers whose they are.
+// maxKnown bounds for how many sandboxes there a stream of notices remembers the owner.
 const maxKnown = 10_000
 
 // Notify implements sandboxer.Notifier, by the events of the other installation. They do not say whose a sandbox
-// is, so that its labels are looked at when it is met first.
+// is, so its labels are read at its first event.
 func (p *peer) Notify(ctx context.Context, owner string) (iter.Seq2[string, error], error) {
 	last, err := p.client.Events(ctx, api.EventQuery{Newest: true, Limit: 1})
 	if err != nil {
@@ -53,8 +53,8 @@ func (p *peer) Notify(ctx context.Context, owner string) (iter.Seq2[string, erro
 	}, nil
 }
 
-// matters reports whether a look (IsAlive) may find something else after ev than before it. What is being torn down is there until that is
-// done, unless it was killed for its memory.
+// matters reports whether a probe (IsAlive) may give another result after ev than before it. A sandbox that is being torn down
+// exists until that is done, unless it was killed for its memory.
 func matters(ev api.Event) bool {
 	if ev.Type != sandboxer.EventState || sandboxer.CheckID(ev.SandboxID) != nil {
 		return false
@@ -66,7 +66,7 @@ func matters(ev api.Event) bool {
 	return ev.To == sandboxer.Terminating && ev.Cause == sandboxer.ReasonOOMKilled
 }
 
-// ours returns what we call the sandbox there that is called id; "" if it is none of owner's, or there is no record of it any more.
+// ours returns our ID of the sandbox that is called id there; "" if it is not owner's, or its record does not exist any more.
 func (p *peer) ours(ctx context.Context, owner, id string) (string, error) {
 	sb, err := p.client.Get(ctx, p.ref(id))
 	switch {
@@ -77,8 +77,8 @@ func (p *peer) ours(ctx context.Context, owner, id string) (string, error) {
 	case err != nil:
 		return "", p.fail(err)
 	}
-	if s, ok := stampOf(sb); ok && sb.ID == id && p.owns(s, owner) {
-		return s.id, nil
+	if s, ok := originOf(sb); ok && sb.ID == id && p.owns(s, owner) {
+		return s.ID, nil
 	}
 	return "", nil
 }

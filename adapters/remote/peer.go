@@ -12,10 +12,10 @@ import (
 	"strings"
 	"sync"
 	"time"
-	"unicode"
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/api"
+	"github.com/sand-boxer/sandboxer/internal/capture"
 )
 
 // peer is the extension of kind sandboxer.
@@ -67,12 +67,12 @@ var _ interface {
 const (
 	// openTime bounds the questions with which an extension is opened.
 	openTime = 15 * time.Second
-	// answerTime is how long the answer to a request that makes something is waited for although the caller
+	// answerTime is how long a request that makes something waits for its answer although the caller
 	// left.
 	answerTime = 20 * time.Second
 )
 
-// openPeer opens an extension that takes answers of at most so many bytes, but for what is passed on as it comes.
+// openPeer opens an extension that takes answers of at most most bytes, except those that are passed on as they come.
 func openPeer(ctx context.Context, env sandboxer.Env, cfg Config, most int64) (_ *peer, err error) {
 	p := &peer{cfg: cfg, env: env, name: shownURL(cfg.URL), oom: map[string]bool{}}
 	roots, err := authorities(cfg.CA)
@@ -82,7 +82,7 @@ func openPeer(ctx context.Context, env sandboxer.Env, cfg Config, most int64) (_
 	p.urls = reach{}.transport(roots)
 	opts := api.Options{Token: cfg.Token, RootCAs: roots, MaxAnswer: most}
 	if !strings.HasPrefix(cfg.URL, "unix:") {
-		// The address stands in the file, so that it may be anywhere.
+		// The address is in the configuration file, so it may be anywhere.
 		p.http = http.DefaultTransport.(*http.Transport).Clone()
 		p.http.TLSClientConfig = p.urls.TLSClientConfig.Clone()
 		p.http.Proxy = nil // one would choose the address, and read the key of http://
@@ -100,7 +100,7 @@ func openPeer(ctx context.Context, env sandboxer.Env, cfg Config, most int64) (_
 	}()
 	ctx, cancel := context.WithTimeout(ctx, openTime)
 	defer cancel()
-	// Whatever is wrong there may be mended there: it is no fault of the configuration.
+	// A fault there may be corrected there: it is no fault of the configuration.
 	away := func(err error) error {
 		err = p.fail(err)
 		return sandboxer.E(sandboxer.Unavailable, err, "%s", sandboxer.Message(err)).WithHint("%s", sandboxer.HintOf(err))
@@ -125,8 +125,8 @@ func openPeer(ctx context.Context, env sandboxer.Env, cfg Config, most int64) (_
 	return p, nil
 }
 
-// there are the capabilities of a peer that the extension there has to have a capability for. The others come of its API
-// alone.
+// there maps capabilities of a peer to the capability that the extension there must have. The others need only its
+// API.
 var there = map[sandboxer.Capability]sandboxer.Capability{
 	sandboxer.CanExec: sandboxer.CanExec, sandboxer.CanFiles: sandboxer.CanFiles, sandboxer.CanDial: sandboxer.CanDial,
 	sandboxer.CanSnapshot: sandboxer.CanSnapshot, sandboxer.CanPause: sandboxer.CanPause, sandboxer.CanStats: sandboxer.CanStats,
@@ -152,7 +152,7 @@ func shownURL(text string) string {
 // Without implements sandboxer.Narrower.
 func (p *peer) Without() []sandboxer.Capability { return p.not }
 
-// Close lets go of connections; sandboxes live on.
+// Close closes connections; sandboxes live on.
 func (p *peer) Close() error {
 	p.client.Close()
 	if p.http != nil {
@@ -164,7 +164,7 @@ func (p *peer) Close() error {
 // maxAnswer bounds an answer that is held in memory.
 const maxAnswer = 64 << 20
 
-// A profile is one of the other installation, with its extension.
+// A profile is a profile of the other installation, with its extension.
 type profile struct {
 	api.Profile
 	ext api.Extension
@@ -198,8 +198,8 @@ func (f profile) isolates(level sandboxer.Isolation) bool {
 	return len(f.ext.Isolation) == 1 && f.ext.Isolation[0] == level
 }
 
-// fail turns an error of the other installation into ours: of the same kind, with where it is from. That our key is
-// not accepted is nothing that our caller could do something about, and a fault of theirs is none of ours.
+// fail turns an error of the other installation into ours: of the same kind, with its origin. If our key is
+// not accepted, our caller cannot change that, and a fault of the other installation is not ours.
 func (p *peer) fail(err error) error {
 	if err == nil {
 		return nil
@@ -217,19 +217,19 @@ func (p *peer) fail(err error) error {
 	if kind == sandboxer.Unauthenticated {
 		out.Err = sandboxer.E(kind, cause, "%s", out.Msg) // why, for the log
 		out.Kind, out.Msg = sandboxer.Unavailable, p.name+" does not accept the API key of "+p.env.Extension
-		out.Hint = "an operator gives it another: token in its configuration"
+		out.Hint = "an operator can set another one: token in its configuration"
 	}
 	return out
 }
 
-// A causeThere is an error with a text that the other installation may have had a hand in, fit to be shown and kept.
+// A causeThere is an error whose text the other installation may have influenced, fit to be shown and kept.
 type causeThere struct{ err error }
 
 func (c causeThere) Error() string { return textThere(c.err.Error()) }
 
 func (c causeThere) Unwrap() error { return c.err }
 
-// kindThere is the kind of an error of the other installation here. What it does not know itself, or is its own affair, may work later.
+// kindThere is our kind for an error of the other installation. Its internal errors, its cancellations and unknown kinds may pass: Unavailable.
 func kindThere(k sandboxer.Kind) sandboxer.Kind {
 	switch {
 	case k == sandboxer.Internal, k == sandboxer.Canceled, !slices.Contains(sandboxer.Kinds(), k):
@@ -238,25 +238,13 @@ func kindThere(k sandboxer.Kind) sandboxer.Kind {
 	return k
 }
 
-// maxText bounds what is taken over of what the other installation says in words, in bytes.
+// maxText bounds texts from the other installation, in bytes.
 const maxText = 2000
 
-// textThere is what the other installation says in words, fit to be shown and kept.
-func textThere(s string) string {
-	long := len(s) > maxText
-	s = strings.Map(func(r rune) rune {
-		if r == '\n' || r == '\t' || unicode.IsPrint(r) {
-			return r
-		}
-		return '\uFFFD'
-	}, strings.ToValidUTF8(s[:min(len(s), maxText)], "\uFFFD"))
-	if long {
-		s += "…"
-	}
-	return s
-}
+// textThere is a text from the other installation, fit to be shown and kept.
+func textThere(s string) string { return capture.Text(s, maxText) }
 
-// wordThere is a name or number that the other installation gives something, fit to be shown and kept.
+// wordThere is a name or number from the other installation, fit to be shown and kept.
 func wordThere(s string) string { return textThere(s[:min(len(s), 100)]) }
 
 // textsThere are the first of a list of such.
@@ -267,8 +255,8 @@ func textsThere(all []string) (out []string) {
 	return out
 }
 
-// Admit implements sandboxer.Admitter. With a key that may not do everything, the other installation judges what we ask
-// for as it does with all its callers.
+// Admit implements sandboxer.Admitter. With a key that may not do everything, the other installation checks our requests
+// as those of all its callers.
 func (p *peer) Admit(spec sandboxer.Spec, name string) error {
 	ok := !p.admin
 	switch name {
@@ -278,7 +266,7 @@ func (p *peer) Admit(spec sandboxer.Spec, name string) error {
 		ok = false
 	case sandboxer.RestrictedHost, sandboxer.RestrictedImage:
 	default:
-		// What the extension of another profile takes is not known here.
+		// It is not known here which inputs the extension of another profile takes.
 		in, declared := sandboxer.DeclarationOf(p.main.ext.Inputs, name)
 		chosen := spec.Inputs[inputProfile]
 		ok = ok || declared && !in.Restricted && (chosen == "" || chosen == p.cfg.Profile)
@@ -286,8 +274,8 @@ func (p *peer) Admit(spec sandboxer.Spec, name string) error {
 	if ok {
 		return nil
 	}
-	return sandboxer.E(sandboxer.Denied, nil, "%s takes %q only from an administrator or as its profile has it", p.env.Extension, name).
-		WithHint("leave it out, or ask an administrator, who can put it into a profile")
+	return sandboxer.E(sandboxer.Denied, nil, "%s takes %q only from an administrator, or with the value that its profile gives", p.env.Extension, name).
+		WithHint("leave it out, or ask an administrator to put it into a profile")
 }
 
 // Check implements sandboxer.Checker: the other installation says what it would refuse.
@@ -300,7 +288,7 @@ func (p *peer) Check(ctx context.Context, spec sandboxer.Spec) error {
 	return p.fail(err)
 }
 
-// request is what the other installation is asked for. What its API has no word for is refused.
+// request is the request to the other installation. It refuses what that API cannot express.
 func (p *peer) request(ctx context.Context, spec sandboxer.Spec) (api.CreateSandbox, error) {
 	none := api.CreateSandbox{}
 	refuse := func(format string, args ...any) *sandboxer.Error {
@@ -308,13 +296,13 @@ func (p *peer) request(ctx context.Context, spec sandboxer.Spec) (api.CreateSand
 	}
 	switch {
 	case len(spec.Mounts) > 0:
-		return none, refuse("cannot mount directories of this machine in sandboxes of another installation, where their paths mean something else or nothing").WithHint("leave the mounts out, and bring files in; or give the profile there the mounts")
+		return none, refuse("cannot mount directories of this machine in sandboxes of another installation, which has other files").WithHint("leave the mounts out and copy the files in, or add mounts to the profile of the other installation")
 	case spec.Workspace != "":
-		return none, refuse("cannot choose the workspace: the profile of the other installation says where it is").WithHint("leave the workspace out")
+		return none, refuse("cannot choose the workspace: the profile of the other installation sets it").WithHint("leave the workspace out")
 	case spec.Warm:
-		return none, refuse("keeps no sandboxes ready: the API of the other installation cannot give to somebody what is there already").WithHint("leave the pool out of the profile")
+		return none, refuse("keeps no sandboxes ready: the API of the other installation cannot hand over an existing sandbox").WithHint("leave the pool out of the profile")
 	case spec.Inputs[inputURL] != "" || spec.Inputs[inputBase] != "":
-		return none, sandboxer.E(sandboxer.Invalid, nil, "the inputs url and base are for extensions of kind url")
+		return none, sandboxer.E(sandboxer.Invalid, nil, "only extensions of kind url take the inputs url and base")
 	}
 	main := p.main
 	if name := spec.Inputs[inputProfile]; name != "" && name != p.cfg.Profile {
@@ -324,7 +312,7 @@ func (p *peer) request(ctx context.Context, spec sandboxer.Spec) (api.CreateSand
 		}
 	}
 	if level := spec.Profile.Isolation; level != "" && !main.isolates(level) {
-		return none, refuse("cannot promise the isolation level %s: %s of the other installation does not", level, main.ID).WithHint("name another profile there, or leave the isolation out of the profile here")
+		return none, refuse("cannot promise the isolation level %s: %s of the other installation does not", level, main.ID).WithHint("choose another profile of the other installation, or leave the isolation out of this profile")
 	}
 	inputs := maps.Clone(spec.Inputs)
 	delete(inputs, inputProfile)
@@ -340,7 +328,7 @@ func (p *peer) request(ctx context.Context, spec sandboxer.Spec) (api.CreateSand
 		Profile: main.ID, Inputs: inputs, TTL: ttlUntil(spec.Fuse), Consumer: spec.Consumer, Labels: labels, Env: spec.Env, Limits: spec.Limits,
 		Command: spec.Command, Image: spec.Image, User: spec.User, Host: spec.Host,
 	}
-	// What the profile there would give beyond is taken away. One whose extension cannot filter says nothing of it.
+	// Anything that the profile there would allow beyond that is removed. A profile whose extension cannot filter has no network mode.
 	if m := main.Network.Mode; spec.Network.Mode != "" || len(spec.Network.Allow) > 0 || m != "" && m != sandboxer.NetworkNone {
 		n := spec.Network
 		n.Mode = cmp.Or(n.Mode, sandboxer.NetworkNone)
@@ -357,8 +345,8 @@ func ttlUntil(fuse time.Time) time.Duration {
 	return max(time.Until(fuse), time.Second)
 }
 
-// whole calls f, which makes something, and waits for its answer although the caller left: a request under way might
-// come after the teardown that the caller sends next.
+// whole calls f, which makes something, and waits for its answer even if the caller leaves: a request under way might
+// arrive after the teardown that the caller sends next.
 func whole[T any](ctx context.Context, f func(context.Context) (T, error)) (T, error) {
 	var none T
 	if err := ctx.Err(); err != nil {
@@ -397,10 +385,10 @@ func (p *peer) Provision(ctx context.Context, spec sandboxer.Spec) (sandboxer.Ha
 	return p.made(ctx, sb, spec)
 }
 
-// made returns the handle of sb once it is what spec wants, and runs.
+// made returns the handle of sb once it runs as spec wants it.
 func (p *peer) made(ctx context.Context, sb *api.Sandbox, spec sandboxer.Spec) (sandboxer.Handle, error) {
-	if s, ok := stampOf(sb); !ok || sandboxer.CheckID(sb.ID) != nil || !p.owns(s, p.env.Owner) || s.id != spec.ID || s.generation != spec.Generation {
-		return sandboxer.Handle{}, sandboxer.E(sandboxer.Conflict, nil, "%s has a sandbox %.60q that is not ours", p.name, sb.ID).WithHint("an operator there destroys it, or %s takes another ID", spec.ID)
+	if s, ok := originOf(sb); !ok || sandboxer.CheckID(sb.ID) != nil || !p.owns(s, p.env.Owner) || s.ID != spec.ID || s.Generation != spec.Generation {
+		return sandboxer.Handle{}, sandboxer.E(sandboxer.Conflict, nil, "%s has a sandbox %.60q of another owner", p.name, sb.ID).WithHint("ask an operator there to destroy it, or use another ID for %s", spec.ID)
 	}
 	sb, err := p.settled(ctx, sb)
 	if err == nil && ended(sb) {
@@ -412,7 +400,7 @@ func (p *peer) made(ctx context.Context, sb *api.Sandbox, spec sandboxer.Spec) (
 	return handleOf(sb, spec.ID, spec.Generation), nil
 }
 
-// settled waits until sb is not on its way to somewhere any more, and passes on what is told of that.
+// settled waits until sb is in no transitional state any more, and passes its progress on.
 func (p *peer) settled(ctx context.Context, sb *api.Sandbox) (*api.Sandbox, error) {
 	if sb.State != sandboxer.Creating {
 		return sb, nil
@@ -421,7 +409,7 @@ func (p *peer) settled(ctx context.Context, sb *api.Sandbox) (*api.Sandbox, erro
 	var done sync.WaitGroup
 	done.Go(func() {
 		for ev, err := range p.client.Follow(following, api.EventQuery{Sandbox: p.ref(sb.ID)}) {
-			if err != nil { // it is told less
+			if err != nil { // it sees less
 				return
 			}
 			if ev.Progress != nil {
@@ -468,7 +456,7 @@ func (p *peer) Teardown(ctx context.Context, h sandboxer.Handle) (sandboxer.Clea
 		if err != nil {
 			return r, p.fail(err)
 		}
-		if s, _ := stampOf(&sb); h.Generation != 0 && s.generation != h.Generation {
+		if s, _ := originOf(&sb); h.Generation != 0 && s.Generation != h.Generation {
 			continue
 		}
 		found++
@@ -487,7 +475,7 @@ func (p *peer) Teardown(ctx context.Context, h sandboxer.Handle) (sandboxer.Clea
 	if found > 0 || h.Generation == 0 {
 		return r, nil
 	}
-	// What was killed for its memory is said to be gone from now on.
+	// A sandbox killed for its memory is reported as gone from now on.
 	if sb, err := p.find(ctx, h); err == nil && sb.Reason == sandboxer.ReasonOOMKilled {
 		p.mu.Lock()
 		if len(p.oom) >= maxRemembered {
@@ -501,5 +489,5 @@ func (p *peer) Teardown(ctx context.Context, h sandboxer.Handle) (sandboxer.Clea
 	return r, nil
 }
 
-// maxRemembered bounds peer.oom: who has torn a sandbox down does not ask for it for long.
+// maxRemembered bounds peer.oom: after a teardown callers ask about a sandbox only for a short time.
 const maxRemembered = 10_000

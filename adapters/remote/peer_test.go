@@ -31,6 +31,7 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/edge"
 	"github.com/sand-boxer/sandboxer/internal/edgetest"
 	"github.com/sand-boxer/sandboxer/internal/manager"
+	"github.com/sand-boxer/sandboxer/internal/notes"
 	"github.com/sand-boxer/sandboxer/internal/server"
 )
 
@@ -113,7 +114,7 @@ func opens(ctx context.Context, owner, dir string, config map[string]any) (sandb
 }
 
 func opensAs(ctx context.Context, extension, owner, dir string, config map[string]any) (sandboxer.Extension, error) {
-	return Adapter.Open(ctx, sandboxer.Env{Extension: extension, Owner: owner, Dir: dir, Decode: func(v any) error {
+	return Adapter.Open(ctx, sandboxer.Env{Extension: extension, Owner: owner, Dir: dir, Notes: notes.New(dir, extension, []byte(owner)), Decode: func(v any) error {
 		data, err := json.Marshal(config)
 		if err != nil {
 			return err
@@ -154,6 +155,7 @@ func TestConformance(t *testing.T) {
 		Spec:     sandboxer.Spec{Owner: "conformance"},
 		Want:     Adapter.Capabilities,
 		Enforces: []extensiontest.Feature{extensiontest.Owned},
+		Parallel: 3,
 		Listen:   func(port int) []string { return []string{exe, "echo", "127.0.0.1:" + strconv.Itoa(port)} },
 		Kill: func(t *testing.T, h sandboxer.Handle) {
 			f.World.Kill(f.object(t, h))
@@ -222,21 +224,14 @@ func TestPeer(t *testing.T) {
 	})
 	t.Run("labels", func(t *testing.T) {
 		spec := order("labels", nil)
-		spec.Stamp = bytes.Repeat([]byte("\x00stamp\xff"), 3000)
-		spec.Labels = map[string]string{"a": "1", labelOwner: "somebody", labelStamp + ".1": "!"}
+		spec.Labels = map[string]string{"a": "1", labelPrefix + "owner": "somebody"}
 		h := make(t, spec)
 		sb := get(t, h)
-		if sb.Labels[labelOwner] != "test" || sb.Labels["a"] != "1" {
+		if sb.Labels[labelPrefix+"owner"] != "test" || sb.Labels["a"] != "1" {
 			t.Errorf("labels there: %q", sb.Labels)
 		}
-		if found, err := p.Discover(ctx, "labels"); err != nil || !bytes.Equal(found.Stamp, spec.Stamp) {
-			t.Errorf("a stamp of %d bytes comes back with %d, %v", len(spec.Stamp), len(found.Stamp), err)
-		}
-		large := order("large", nil)
-		large.Stamp = bytes.Repeat([]byte("x"), sandboxer.MaxStampBytes)
-		make(t, large)
-		if found, err := p.Discover(ctx, "large"); err != nil || found.Stamp != nil {
-			t.Errorf("a stamp that does not fit comes back with %d bytes, %v", len(found.Stamp), err)
+		if found, err := p.Discover(ctx, "labels"); err != nil || found.Handle.SandboxID != "labels" {
+			t.Errorf("discovered %+v, %v", found, err)
 		}
 	})
 	t.Run("a sandbox that is not ours", func(t *testing.T) {
@@ -276,7 +271,7 @@ func TestPeer(t *testing.T) {
 			"a profile of the caller": {order("refused", map[string]string{inputProfile: "elsewhere"}), sandboxer.Denied},
 			"a directory there":       {order("refused", map[string]string{"repo": "/etc"}), sandboxer.Denied},
 		} {
-			err := p.Check(ctx, tt.spec)
+			_, err := p.Check(ctx, tt.spec)
 			wantKind(t, what+", checked", err, tt.kind)
 			if err != nil && strings.Contains(err.Error(), f.key) {
 				t.Errorf("%s: the error has the key", what)
@@ -296,16 +291,16 @@ func TestPeer(t *testing.T) {
 	})
 	t.Run("an administrator's key", func(t *testing.T) {
 		admin := opened(t, t.TempDir(), map[string]any{"kind": "sandboxer", "url": "unix://" + f.Unix, "profile": "far", "profiles": []string{"profile.open"}})
-		wantKind(t, "an input that is restricted there", admin.Check(ctx, order("x", map[string]string{"repo": "/etc"})), sandboxer.Denied)
-		wantKind(t, "one that is not", admin.Check(ctx, order("x", map[string]string{"volume": "data"})), "")
-		wantKind(t, "another profile", admin.Check(ctx, order("x", map[string]string{inputProfile: "profile.open"})), "")
-		wantKind(t, "one that is not of the profile's extension, for what is known", admin.Check(ctx, order("x", map[string]string{inputProfile: "profile.open", "volume": "data"})), sandboxer.Denied)
-		wantKind(t, "one that is not, with the profile named", admin.Check(ctx, order("x", map[string]string{inputProfile: "far", "volume": "data"})), "")
+		wantKind(t, "an input that is restricted there", refusal(ctx, admin, order("x", map[string]string{"repo": "/etc"})), sandboxer.Denied)
+		wantKind(t, "one that is not", refusal(ctx, admin, order("x", map[string]string{"volume": "data"})), "")
+		wantKind(t, "another profile", refusal(ctx, admin, order("x", map[string]string{inputProfile: "profile.open"})), "")
+		wantKind(t, "one that is not of the profile's extension, for what is known", refusal(ctx, admin, order("x", map[string]string{inputProfile: "profile.open", "volume": "data"})), sandboxer.Denied)
+		wantKind(t, "one that is not, with the profile named", refusal(ctx, admin, order("x", map[string]string{inputProfile: "far", "volume": "data"})), "")
 		spec := order("x", nil)
 		spec.Image = "demo"
-		wantKind(t, "an image", admin.Check(ctx, spec), sandboxer.Denied)
+		wantKind(t, "an image", refusal(ctx, admin, spec), sandboxer.Denied)
 		spec.Vouched = []string{sandboxer.RestrictedImage}
-		wantKind(t, "an image of an administrator of ours", admin.Check(ctx, spec), "")
+		wantKind(t, "an image of an administrator of ours", refusal(ctx, admin, spec), "")
 	})
 	t.Run("its fuse", func(t *testing.T) {
 		spec := order("fuse", nil)
@@ -563,7 +558,7 @@ func TestTwoExtensions(t *testing.T) {
 	}
 }
 
-// What stands still there is kept for as long as a pause of ours lasts, and goes on with the deadline that it was given meanwhile, not with
+// A paused sandbox there is kept for as long as a pause of ours lasts, and goes on with the deadline that it was given meanwhile, not with
 // what was left of the one before.
 func TestDeadlineOverPause(t *testing.T) {
 	ctx := t.Context()
@@ -662,13 +657,19 @@ func TestBoundedAnswer(t *testing.T) {
 
 // The groups of the contract that a URL can be held to, which has nothing inside.
 func TestURLConformance(t *testing.T) {
+	for _, kind := range []string{kindURL, kindAIO} {
+		t.Run(kind, func(t *testing.T) { conformURL(t, kind) })
+	}
+}
+
+func conformURL(t *testing.T, kind string) {
 	urls, _ := existing(t, 1, http.StatusOK)
 	bases := map[string]string{}
 	for i := range 8 {
 		bases["b"+strconv.Itoa(i)] = urls[0] + "/" + strconv.Itoa(i)
 	}
 	dir := t.TempDir()
-	config := map[string]any{"kind": "url", "bases": bases}
+	config := map[string]any{"kind": kind, "bases": bases}
 	extensiontest.RunGroups(t, extensiontest.Harness{
 		Inputs: Adapter.Inputs,
 		Open:   func(t *testing.T) sandboxer.Extension { return mustOpen(t, "conformance", dir, config) },
@@ -676,19 +677,48 @@ func TestURLConformance(t *testing.T) {
 	}, "probe", "discover", "list", "capacity")
 }
 
+// A sandbox that is a URL has no commands and no files here. The refusal says what to use instead.
+func TestURLHasNothingInside(t *testing.T) {
+	urls, _ := existing(t, 1, http.StatusOK)
+	for _, kind := range []string{kindURL, kindAIO} {
+		b := opened(t, t.TempDir(), map[string]any{"kind": kind, "bases": map[string]string{"a": urls[0]}})
+		ctx := t.Context()
+		h, err := b.Provision(ctx, order("x", nil))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, execErr := b.Exec(ctx, h, sandboxer.Cmd{Args: []string{"true"}})
+		_, readErr := b.ReadFile(ctx, h, "/etc/passwd")
+		_, statErr := b.StatFile(ctx, h, "/etc/passwd")
+		var listErr error
+		for _, err := range b.ListFiles(ctx, h, "/", "") {
+			listErr = err
+		}
+		for what, err := range map[string]error{
+			"exec": execErr, "read": readErr, "stat": statErr, "list": listErr, "write": b.WriteFile(ctx, h, "/x", 0o644, strings.NewReader("x")),
+			"archive": b.Archive(ctx, h, "/", io.Discard), "unarchive": b.Unarchive(ctx, h, "/x", strings.NewReader("")),
+		} {
+			wantKind(t, kind+" "+what, err, sandboxer.Unsupported)
+			if hint := sandboxer.HintOf(err); !strings.Contains(hint, "URL") || !strings.Contains(hint, "kind sandboxer") {
+				t.Errorf("%s %s: the hint is %q", kind, what, hint)
+			}
+		}
+	}
+}
+
 func FuzzLabels(f *testing.F) {
-	f.Add("o", "ext.remote", "x", "1", "1700000000", "c3RhbXA", "")
-	f.Add("", "", "x", "-1", "x", "!", "AAAA")
-	f.Fuzz(func(t *testing.T, owner, extension, id, generation, fuse, first, second string) {
-		sb := &api.Sandbox{Labels: map[string]string{labelOwner: owner, labelExtension: extension, labelID: id, labelGeneration: generation, labelFuse: fuse, labelStamp: first, labelStamp + ".1": second}}
-		s, ok := stampOf(sb)
+	f.Add("o", "ext.remote", "x", "1", "1700000000")
+	f.Add("", "", "x", "-1", "x")
+	f.Fuzz(func(t *testing.T, owner, extension, id, generation, fuse string) {
+		sb := &api.Sandbox{Labels: map[string]string{labelPrefix + "owner": owner, labelPrefix + "extension": extension, labelPrefix + "id": id, labelPrefix + "generation": generation, labelFuse: fuse}}
+		s, ok := originOf(sb)
 		if !ok {
 			return
 		}
-		if s.owner == "" || s.extension == "" || s.generation < 1 || sandboxer.CheckID(s.id) != nil || len(s.stamp) > sandboxer.MaxStampBytes {
+		if s.Owner == "" || s.Extension == "" || s.Generation < 1 || sandboxer.CheckID(s.ID) != nil {
 			t.Errorf("%q is believed: %+v", sb.Labels, s)
 		}
-		if far := farID(s.owner, s.extension, s.id, s.generation); sandboxer.CheckID(far) != nil || sandboxer.IsDerivedID(far) {
+		if far := farID(s.Owner, s.Extension, s.ID, s.Generation); sandboxer.CheckID(far) != nil || sandboxer.IsDerivedID(far) {
 			t.Errorf("%q is no ID that can be chosen", far)
 		}
 	})

@@ -1,13 +1,10 @@
-// Package remote makes sandboxes of what exists elsewhere: a URL that is there already, or another
+// Package remote makes sandboxes of what exists elsewhere: a URL that exists already, or another
 // installation of sandboxer.
 //
 // There are three kinds of extension. Of kind url, a sandbox is one of the base URLs that the configuration
 // names, or one that the caller names where that is allowed: it is lent to one sandbox at a time, and left
-// as it is afterwards. Kind aio is the same with what speaks agent-infra's in-sandbox API, and is ready when that
-// answers. What is lent stands below the extension's private directory:
-//
-//	lease/<id>.g<n>.json   the URL, and whose word stands for it
-//	lock                   held while one is given out or taken back
+// unchanged afterwards. Kind aio is the same for servers with agent-infra's in-sandbox API: a sandbox is ready when that
+// API answers, and its users call the API by the URL. The note <id>.g<n> has the lease.
 //
 // Of kind sandboxer, another installation makes the sandbox, over its API. It is found by its labels, and
 // nothing is kept here.
@@ -23,15 +20,15 @@ import (
 
 // Config is the extension's `config:` block.
 type Config struct {
-	Kind  string            `yaml:"kind" json:"kind" required:"true" enum:"url,aio,sandboxer" help:"What a sandbox is: url, something that exists already and is reached by HTTP; aio, the same with agent-infra's in-sandbox API; sandboxer, a sandbox of another installation."`
-	Bases map[string]string `yaml:"bases" json:"bases,omitempty" keys:"label" help:"For url and aio: what there is, by name, as http:// and https:// URLs. Each is one sandbox at a time."`
-	Allow []string          `yaml:"allow" json:"allow,omitempty" help:"For url and aio: URLs below which callers may name one (input url)."`
-	Wait  time.Duration     `yaml:"wait" json:"wait,omitempty" min:"1s" max:"5m" help:"For url and aio: how long it may take until there is an answer, of aio 200 to GET /v1/sandbox."`
+	Kind  string            `yaml:"kind" json:"kind" required:"true" enum:"url,aio,sandboxer" help:"What a sandbox is: url, something that exists and is reached by HTTP; aio, the same with agent-infra's in-sandbox API; sandboxer, a sandbox of another installation."`
+	Bases map[string]string `yaml:"bases" json:"bases,omitempty" keys:"label" help:"For url and aio: the bases, by name, as http:// and https:// URLs. Each is one sandbox at a time."`
+	Allow []string          `yaml:"allow" json:"allow,omitempty" help:"For url and aio: URLs below which callers can name one (input url)."`
+	Wait  time.Duration     `yaml:"wait" json:"wait,omitempty" min:"1s" max:"5m" help:"For url and aio: how long to wait for an answer; kind aio needs 200 to GET /v1/sandbox."`
 
 	URL      string           `yaml:"url" json:"url,omitempty" help:"For sandboxer: address of the other installation, https://host, http://host:port or unix:///path."`
-	Token    sandboxer.Secret `yaml:"token" json:"token,omitempty" help:"For sandboxer: API key of the other installation, best without the scope admin; not needed for unix://."`
+	Token    sandboxer.Secret `yaml:"token" json:"token,omitempty" help:"For sandboxer: API key of the other installation, preferably without the scope admin; not needed for unix://."`
 	Profile  string           `yaml:"profile" json:"profile,omitempty" help:"For sandboxer: profile of the other installation that sandboxes are made from."`
-	Profiles []string         `yaml:"profiles" json:"profiles,omitempty" help:"For sandboxer: further profiles there that callers may name (input profile)."`
+	Profiles []string         `yaml:"profiles" json:"profiles,omitempty" help:"For sandboxer: other profiles there that callers can name (input profile)."`
 
 	CA string `yaml:"ca" json:"ca,omitempty" format:"abspath" help:"File with the authorities trusted for https://, in PEM; empty means the system's."`
 }
@@ -43,7 +40,7 @@ const (
 	kindSandboxer = "sandboxer"
 )
 
-// The inputs that are not the other installation's.
+// The inputs that do not belong to the other installation.
 const (
 	inputURL     = "url"
 	inputBase    = "base"
@@ -56,7 +53,7 @@ func (c *Config) Validate() error {
 	switch c.Kind {
 	case kindURL, kindAIO:
 		if c.URL != "" || c.Token != "" || c.Profile != "" || len(c.Profiles) > 0 {
-			return wrong("kind: the kind %s has none of url, token, profile and profiles, which are for sandboxer", c.Kind)
+			return wrong("kind: only sandboxer takes url, token, profile and profiles, %s does not", c.Kind)
 		}
 		seen := map[string]string{}
 		for name, text := range c.Bases {
@@ -76,7 +73,7 @@ func (c *Config) Validate() error {
 		}
 	case kindSandboxer:
 		if len(c.Bases) > 0 || len(c.Allow) > 0 {
-			return wrong("kind: bases and allow are for url and aio, and not for sandboxer")
+			return wrong("kind: only url and aio take bases and allow, not sandboxer")
 		}
 		if c.URL == "" || c.Profile == "" {
 			return wrong("kind: the settings url and profile are required for sandboxer")
@@ -96,18 +93,18 @@ func (c *Config) Validate() error {
 var Adapter = sandboxer.Typed(sandboxer.Adapter{
 	Kind:  "remote",
 	Title: "What exists elsewhere: a URL, or another sandboxer",
-	Help: "Makes each sandbox of something elsewhere: a URL that exists already and is left as it is, or a sandbox of another installation of sandboxer, " +
-		"with all that its API gives.",
+	Help: "Makes each sandbox of something elsewhere: a URL that exists and is not changed, or a sandbox of another installation of sandboxer, " +
+		"with everything that its API gives.",
 	Isolation: sandboxer.Isolations(),
 	Pricing:   sandboxer.PricingModels(),
 	Capabilities: []sandboxer.Capability{sandboxer.CanExec, sandboxer.CanFiles, sandboxer.CanArchive, sandboxer.CanDial, sandboxer.CanProbe, sandboxer.CanDiscover,
 		sandboxer.CanList, sandboxer.CanSnapshot, sandboxer.CanQuote, sandboxer.CanMeter, sandboxer.CanPause, sandboxer.CanRenew, sandboxer.CanCapacity, sandboxer.CanStats, sandboxer.CanNetwork,
 		sandboxer.CanAgent, sandboxer.CanProcesses, sandboxer.CanWatch, sandboxer.CanNotify},
 	Inputs: []sandboxer.Input{
-		{Name: inputBase, Help: "kinds url and aio: name of the base to take; without it the first that is free"},
-		{Name: inputURL, Restricted: true, Help: "kinds url and aio: the URL that the sandbox is; below `allow` anybody may name one"},
-		{Name: inputProfile, Restricted: true, Help: "kind sandboxer: profile there, in place of the configured one; anybody may name one of `profiles`"},
-		{Name: sandboxer.AnyInput, Restricted: true, Help: "kind sandboxer: what the profile there takes, by the rules of the other installation"},
+		{Name: inputBase, Help: "kinds url and aio: name of the base to take; without it the first free one"},
+		{Name: inputURL, Restricted: true, Help: "kinds url and aio: the URL of the sandbox; everybody can name one below `allow`"},
+		{Name: inputProfile, Restricted: true, Help: "kind sandboxer: profile there, in place of the configured one; everybody can name one of `profiles`"},
+		{Name: sandboxer.AnyInput, Restricted: true, Help: "kind sandboxer: the inputs of the profile there, by the rules of the other installation"},
 	},
 }, Config{Wait: 30 * time.Second}, open)
 
@@ -120,17 +117,14 @@ func open(ctx context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extensi
 		}
 		return p, nil
 	}
-	s, err := openSite(env, cfg)
+	s, err := openSite(ctx, env, cfg)
 	if err != nil {
 		return nil, err
-	}
-	if cfg.Kind == kindAIO {
-		return aio{s}, nil
 	}
 	return s, nil
 }
 
-// refuseInputs refuses the inputs of spec that are none of names.
+// refuseInputs refuses the inputs of spec that are not among names.
 func refuseInputs(spec sandboxer.Spec, names ...string) error {
 	for name := range spec.Inputs {
 		if !slices.Contains(names, name) {

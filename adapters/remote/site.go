@@ -4,25 +4,20 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"io/fs"
 	"iter"
-	"log/slog"
 	"maps"
 	"net"
 	"net/http"
 	"net/netip"
 	"net/url"
-	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
-	"sync"
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
-	"github.com/sand-boxer/sandboxer/internal/filelock"
-	"github.com/sand-boxer/sandboxer/internal/wholefile"
+	"github.com/sand-boxer/sandboxer/internal/hosts"
+	"github.com/sand-boxer/sandboxer/internal/notes"
 )
 
 // site is the extension of the kinds url and aio.
@@ -32,24 +27,8 @@ type site struct {
 	bases map[string]*url.URL
 	allow []*url.URL
 
-	named  *http.Client // for what stands in the configuration
+	named  *http.Client // for URLs in the configuration
 	public *http.Client // for what does not
-
-	mu      sync.Mutex // of what follows: nothing begins once it is closing
-	late    sync.WaitGroup
-	closing context.Context
-	close   context.CancelFunc
-}
-
-// begin has f run, which may go on after the call that it is of, and is to end soon after closing has. Close waits for it.
-func (s *site) begin(f func()) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.closing.Err() != nil {
-		return sandboxer.E(sandboxer.Unavailable, nil, "%s is closed", s.env.Extension)
-	}
-	s.late.Go(f)
-	return nil
 }
 
 // The compiler checks what the adapter claims.
@@ -64,9 +43,8 @@ var _ interface {
 	sandboxer.URLDialer
 } = (*site)(nil)
 
-func openSite(env sandboxer.Env, cfg Config) (*site, error) {
+func openSite(ctx context.Context, env sandboxer.Env, cfg Config) (*site, error) {
 	s := &site{cfg: cfg, env: env, bases: map[string]*url.URL{}}
-	s.closing, s.close = context.WithCancel(context.Background())
 	var written []netip.Addr
 	add := func(text string) (*url.URL, error) {
 		u, err := parseURL(text)
@@ -99,27 +77,17 @@ func openSite(env sandboxer.Env, cfg Config) (*site, error) {
 		return &http.Client{Transport: r.transport(roots), CheckRedirect: noRedirect}
 	}
 	s.named, s.public = client(reach{written: written, named: true}), client(reach{})
-	if err := os.MkdirAll(s.dir("lease"), 0o700); err != nil {
-		return nil, sandboxer.E(sandboxer.Unavailable, err, "the directory of %s cannot be made", env.Extension)
-	}
-	if err := wholefile.Sweep(s.dir("lease")); err != nil {
-		s.log().Warn("what a former server was writing stays", "extension", env.Extension, "err", err)
+	if err := notes.Move(ctx, env.Notes, filepath.Join(env.Dir, formerDir), ".json"); err != nil {
+		return nil, err
 	}
 	return s, nil
 }
 
-func (s *site) log() *slog.Logger { return cmp.Or(s.env.Log, slog.New(slog.DiscardHandler)) }
+// formerDir is where earlier versions kept leases, in the extension's directory.
+const formerDir = "lease"
 
-func (s *site) dir(parts ...string) string {
-	return filepath.Join(append([]string{s.env.Dir}, parts...)...)
-}
-
-// Close lets go of connections, after starts of commands that are given up; what is lent stays so.
+// Close closes connections; leases stay.
 func (s *site) Close() error {
-	s.mu.Lock()
-	s.close()
-	s.mu.Unlock()
-	s.late.Wait()
 	s.named.CloseIdleConnections()
 	s.public.CloseIdleConnections()
 	return nil
@@ -131,17 +99,17 @@ func (s *site) Check(_ context.Context, spec sandboxer.Spec) error {
 	return err
 }
 
-// A wish is what a spec asks for: a URL, one base, or any base (both empty).
+// A wish is a parsed request: a URL, one base, or any base (both empty).
 type wish struct {
 	base string
 	url  *url.URL
 }
 
-// wish says what spec asks for, and refuses what cannot be had of something that is there already.
+// wish returns what spec asks for, and refuses what something that exists already cannot provide.
 func (s *site) wish(spec sandboxer.Spec) (wish, error) {
 	var w wish
 	refuse := func(what string) error {
-		return sandboxer.E(sandboxer.Unsupported, nil, "%s is something that exists already, and cannot be given %s", s.env.Extension, what).WithHint("leave it out")
+		return sandboxer.E(sandboxer.Unsupported, nil, "a sandbox of %s exists already and is not changed: it cannot have %s", s.env.Extension, what).WithHint("leave it out")
 	}
 	if err := refuseInputs(spec, inputBase, inputURL); err != nil {
 		return w, err
@@ -156,9 +124,6 @@ func (s *site) wish(spec sandboxer.Spec) (wish, error) {
 	case spec.Limits != sandboxer.Limits{}:
 		return w, refuse("limits")
 	case spec.Network.Mode != "" || len(spec.Network.Allow) > 0:
-		if err := spec.Network.Check(); err != nil {
-			return w, err
-		}
 		return w, refuse("a network policy")
 	case len(spec.Mounts) > 0:
 		return w, refuse("mounts")
@@ -187,7 +152,7 @@ func (s *site) wish(spec sandboxer.Spec) (wish, error) {
 		}
 	}
 	if w.base == "" && w.url == nil && len(s.bases) == 0 {
-		return w, sandboxer.E(sandboxer.Invalid, nil, "%s names no bases, and the request no URL", s.env.Extension).WithHint("give one: --input url=https://host/path")
+		return w, sandboxer.E(sandboxer.Invalid, nil, "%s has no bases, and the request has no URL", s.env.Extension).WithHint("give one: --input url=https://host/path")
 	}
 	return w, nil
 }
@@ -195,15 +160,15 @@ func (s *site) wish(spec sandboxer.Spec) (wish, error) {
 // Admit implements sandboxer.Admitter: URLs below what the configuration allows.
 func (s *site) Admit(spec sandboxer.Spec, name string) error {
 	denied := func(why string) error {
-		return sandboxer.E(sandboxer.Denied, nil, "%s takes %q only from an administrator or as its profile has it%s", s.env.Extension, name, why).
-			WithHint("leave it out, or ask an administrator, who can put it into a profile")
+		return sandboxer.E(sandboxer.Denied, nil, "%s takes %q only from an administrator, or with the value that its profile gives%s", s.env.Extension, name, why).
+			WithHint("leave it out, or ask an administrator to put it into a profile")
 	}
 	if name != inputURL {
 		return denied("")
 	}
 	u, err := parseURL(spec.Inputs[inputURL])
 	if err != nil || !s.allowed(u) {
-		return denied(", but for what lies below one of those that it allows")
+		return denied(", except URLs below those that the configuration allows")
 	}
 	return nil
 }
@@ -212,7 +177,7 @@ func (s *site) allowed(u *url.URL) bool {
 	return slices.ContainsFunc(s.allow, func(dir *url.URL) bool { return below(u, dir) })
 }
 
-// client returns what asks u.
+// client returns the HTTP client for u.
 func (s *site) client(u *url.URL) *http.Client {
 	if s.allowed(u) || slices.ContainsFunc(slices.Collect(maps.Values(s.bases)), func(b *url.URL) bool { return *b == *u }) {
 		return s.named
@@ -220,7 +185,7 @@ func (s *site) client(u *url.URL) *http.Client {
 	return s.public
 }
 
-// Provision implements sandboxer.Extension: it lends a URL that nobody has.
+// Provision implements sandboxer.Extension: it lends a URL that no other sandbox has.
 func (s *site) Provision(ctx context.Context, spec sandboxer.Spec) (sandboxer.Handle, error) {
 	none := sandboxer.Handle{}
 	w, err := s.wish(spec)
@@ -232,7 +197,7 @@ func (s *site) Provision(ctx context.Context, spec sandboxer.Spec) (sandboxer.Ha
 		return none, err
 	}
 	defer unlock()
-	leases, err := s.leases()
+	leases, err := s.leases(ctx)
 	if err != nil {
 		return none, err
 	}
@@ -256,15 +221,15 @@ func (s *site) Provision(ctx context.Context, spec sandboxer.Spec) (sandboxer.Ha
 			}
 		}
 		if u == nil {
-			return none, sandboxer.E(sandboxer.Exhausted, nil, "every base of %s is a sandbox already (%d)", s.env.Extension, len(s.bases)).
-				WithHint("destroy one, or name more of them in its configuration")
+			return none, sandboxer.E(sandboxer.Exhausted, nil, "every base of %s is in use by a sandbox (%d)", s.env.Extension, len(s.bases)).
+				WithHint("destroy a sandbox, or add bases to the configuration")
 		}
 	}
 	if taken[u.String()] {
-		return none, sandboxer.E(sandboxer.Conflict, nil, "what was asked for is another sandbox's").WithHint("destroy that one, or take another URL")
+		return none, sandboxer.E(sandboxer.Conflict, nil, "another sandbox uses this URL").WithHint("destroy that sandbox, or use another URL")
 	}
-	l := lease{V: leaseVersion, ID: spec.ID, Generation: spec.Generation, Owner: s.env.Owner, URL: u.String(), Stamp: spec.Stamp}
-	if err := s.write(l); err != nil {
+	l := lease{V: leaseVersion, ID: spec.ID, Generation: spec.Generation, Owner: s.env.Owner, URL: u.String()}
+	if err := s.write(ctx, l); err != nil {
 		return none, err
 	}
 	return l.handle(), nil
@@ -275,16 +240,15 @@ const (
 	lastStep  = 100 * time.Millisecond
 )
 
-// asks returns what is asked of something at u, the status that is to be answered (0 is any), and how much of the answer is
-// read.
-func (s *site) asks(u *url.URL) (path *url.URL, status int, most int64) {
+// asks returns the URL for checking that u is ready, and the status that it has to answer (0 is any).
+func (s *site) asks(u *url.URL) (path *url.URL, status int) {
 	if s.cfg.Kind == kindAIO {
-		return u.JoinPath("v1/sandbox"), http.StatusOK, maxGuest
+		return u.JoinPath("v1/sandbox"), http.StatusOK
 	}
-	return u, 0, 0
+	return u, 0
 }
 
-// WaitReady implements sandboxer.Extension: of kind url whatever answers is ready. A profile that wants more says so (ready).
+// WaitReady implements sandboxer.Extension: of kind url anything that answers is ready. A profile that wants more says so (ready).
 func (s *site) WaitReady(ctx context.Context, h sandboxer.Handle) (sandboxer.Reachability, error) {
 	none := sandboxer.Reachability{}
 	until, cancel := context.WithTimeout(ctx, s.cfg.Wait)
@@ -294,7 +258,7 @@ func (s *site) WaitReady(ctx context.Context, h sandboxer.Handle) (sandboxer.Rea
 		if err := ctx.Err(); err != nil {
 			return none, err
 		}
-		l, err := s.find(h) // it may be taken back meanwhile
+		l, err := s.find(ctx, h) // it may be taken back meanwhile
 		if err != nil {
 			return none, err
 		}
@@ -302,14 +266,14 @@ func (s *site) WaitReady(ctx context.Context, h sandboxer.Handle) (sandboxer.Rea
 		if err != nil {
 			return none, err
 		}
-		path, want, most := s.asks(u)
-		status, said, err := ask(until, s.client(u), path, most)
+		path, want := s.asks(u)
+		status, err := ask(until, s.client(u), path)
 		if err == nil && want != 0 && status != want {
-			err = sandboxer.E(sandboxer.Unavailable, nil, "%s answers %d, and is to answer %d", path, status, want)
+			err = sandboxer.E(sandboxer.Unavailable, nil, "%s answered %d instead of %d", path, status, want)
 		}
 		switch {
 		case err == nil:
-			return sandboxer.Reachability{URL: l.URL, RemoteDir: readHome(said)}, nil
+			return sandboxer.Reachability{URL: l.URL}, nil
 		case sandboxer.KindOf(err) == sandboxer.Denied:
 			return none, err
 		case until.Err() == nil:
@@ -324,14 +288,14 @@ func (s *site) WaitReady(ctx context.Context, h sandboxer.Handle) (sandboxer.Rea
 				return none, err
 			}
 			return none, sandboxer.E(sandboxer.Unavailable, last, "it was not ready within %s: %s", sandboxer.FormatDuration(s.cfg.Wait), sandboxer.Message(last)).
-				WithHint("see whether it is there, and reached from the server's machine")
+				WithHint("check that it runs, and that the server's machine can reach it")
 		}
 	}
 }
 
 // DialURL implements sandboxer.URLDialer.
 func (s *site) DialURL(ctx context.Context, h sandboxer.Handle) (net.Conn, error) {
-	l, err := s.find(h)
+	l, err := s.find(ctx, h)
 	if err != nil {
 		return nil, err
 	}
@@ -342,7 +306,7 @@ func (s *site) DialURL(ctx context.Context, h sandboxer.Handle) (net.Conn, error
 	return connect(ctx, s.client(u).Transport.(*http.Transport), u)
 }
 
-// Teardown implements sandboxer.Extension: what was lent is free again, and there as before.
+// Teardown implements sandboxer.Extension: the URL is free again, and unchanged.
 func (s *site) Teardown(ctx context.Context, h sandboxer.Handle) (sandboxer.CleanupReport, error) {
 	var r sandboxer.CleanupReport
 	unlock, err := s.lock(ctx)
@@ -350,7 +314,7 @@ func (s *site) Teardown(ctx context.Context, h sandboxer.Handle) (sandboxer.Clea
 		return r, err
 	}
 	defer unlock()
-	leases, err := s.leases()
+	leases, err := s.leases(ctx)
 	if err != nil {
 		return r, err
 	}
@@ -358,20 +322,20 @@ func (s *site) Teardown(ctx context.Context, h sandboxer.Handle) (sandboxer.Clea
 		if l.ID != h.SandboxID || h.Generation != 0 && l.Generation != h.Generation {
 			continue
 		}
-		if err := os.Remove(s.file(l)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return r, sandboxer.E(sandboxer.Unavailable, err, "what is written down of %s cannot be removed", h.SandboxID)
+		if err := s.env.Notes.Delete(ctx, l.key()); err != nil {
+			return r, err
 		}
-		r.Kept = append(r.Kept, l.URL+", which was there before, as it is")
+		r.Kept = append(r.Kept, l.URL+", which existed before and was not changed")
 	}
 	return r, nil
 }
 
-// IsAlive implements sandboxer.Prober. That nothing answers proves nothing.
+// IsAlive implements sandboxer.Prober. A missing answer proves nothing.
 func (s *site) IsAlive(ctx context.Context, h sandboxer.Handle) (sandboxer.Liveness, error) {
 	if err := ctx.Err(); err != nil {
 		return sandboxer.Unknown, err
 	}
-	l, err := s.find(h)
+	l, err := s.find(ctx, h)
 	if sandboxer.KindOf(err) == sandboxer.NotFound {
 		return sandboxer.Gone, nil
 	}
@@ -382,8 +346,8 @@ func (s *site) IsAlive(ctx context.Context, h sandboxer.Handle) (sandboxer.Liven
 	if err != nil {
 		return sandboxer.Unknown, err
 	}
-	path, _, _ := s.asks(u)
-	if _, _, err := ask(ctx, s.client(u), path, 0); err != nil {
+	path, _ := s.asks(u)
+	if _, err := ask(ctx, s.client(u), path); err != nil {
 		return sandboxer.Unknown, err
 	}
 	return sandboxer.Alive, nil
@@ -394,35 +358,32 @@ func (s *site) Discover(ctx context.Context, id string) (sandboxer.Found, error)
 	if err := ctx.Err(); err != nil {
 		return sandboxer.Found{}, err
 	}
-	l, err := s.find(sandboxer.Handle{SandboxID: id})
+	l, err := s.find(ctx, sandboxer.Handle{SandboxID: id})
 	if err != nil {
 		return sandboxer.Found{}, err
 	}
-	return sandboxer.Found{Handle: l.handle(), Stamp: l.Stamp}, nil
+	return sandboxer.Found{Handle: l.handle()}, nil
 }
 
 // ListRunning implements sandboxer.Lister.
 func (s *site) ListRunning(ctx context.Context, owner string) iter.Seq2[sandboxer.Handle, error] {
-	return func(yield func(sandboxer.Handle, error) bool) {
-		leases, err := s.leases()
-		if err = cmp.Or(ctx.Err(), err); err != nil {
-			yield(sandboxer.Handle{}, err)
-			return
-		}
+	return hosts.List(func() (all []sandboxer.Handle, err error) {
+		leases, err := s.leases(ctx)
 		for _, l := range leases {
-			if l.Owner == owner && !yield(l.handle(), nil) {
-				return
+			if l.Owner == owner {
+				all = append(all, l.handle())
 			}
 		}
-	}
+		return all, cmp.Or(ctx.Err(), err)
+	})
 }
 
-// Capacity implements sandboxer.CapacityReporter: the bases that nobody has. Without any it is not known.
+// Capacity implements sandboxer.CapacityReporter: the number of free bases. It is unknown if the extension has no bases.
 func (s *site) Capacity(ctx context.Context, host string) (sandboxer.HostCapacity, error) {
 	if host != "" {
 		return sandboxer.HostCapacity{}, sandboxer.E(sandboxer.NotFound, nil, "%s has no hosts", s.env.Extension)
 	}
-	leases, err := s.leases()
+	leases, err := s.leases(ctx)
 	if err = cmp.Or(ctx.Err(), err); err != nil {
 		return sandboxer.HostCapacity{}, err
 	}
@@ -442,82 +403,56 @@ func (s *site) Capacity(ctx context.Context, host string) (sandboxer.HostCapacit
 	return sandboxer.HostCapacity{Free: free, Attrs: map[string]string{"bases": strconv.Itoa(len(s.bases))}}, nil
 }
 
-// lock excludes everybody else, also other processes of this installation, from lending and taking back.
+// lock excludes all other calls, also of other processes of this installation, from lending and taking back.
 func (s *site) lock(ctx context.Context) (unlock func(), err error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	l, err := filelock.Take(ctx, s.dir("lock"), filelock.Exclusive)
-	switch {
-	case err == nil:
-		return l.Release, nil
-	case ctx.Err() != nil:
-		return nil, ctx.Err()
-	}
-	return nil, sandboxer.E(sandboxer.Unavailable, err, "the lock of %s cannot be taken", s.env.Extension)
+	return s.env.Notes.Lock(ctx, "lease")
 }
 
 // find returns the lease of h, the newest if it names no generation.
-func (s *site) find(h sandboxer.Handle) (lease, error) {
-	leases, err := s.leases()
+func (s *site) find(ctx context.Context, h sandboxer.Handle) (lease, error) {
+	leases, err := s.leases(ctx)
 	if err != nil {
 		return lease{}, err
 	}
-	var found lease
-	for _, l := range leases {
-		if l.ID == h.SandboxID && (l.Generation == h.Generation || h.Generation == 0 && l.Generation > found.Generation) {
-			found = l
-		}
-	}
-	if found.ID == "" {
-		return lease{}, sandboxer.E(sandboxer.NotFound, nil, "there is no sandbox %s", h.SandboxID)
-	}
-	return found, nil
+	leases = slices.DeleteFunc(leases, func(l lease) bool { return l.ID != h.SandboxID || h.Generation != 0 && l.Generation != h.Generation })
+	return hosts.Newest(h.SandboxID, leases, func(l lease) int { return l.Generation }, nil)
 }
 
-const leaseSuffix = ".json"
-
-func (s *site) file(l lease) string {
-	return s.dir("lease", l.ID+".g"+strconv.Itoa(l.Generation)+leaseSuffix)
-}
-
-func (s *site) write(l lease) error {
+func (s *site) write(ctx context.Context, l lease) error {
 	data, err := l.encode()
-	if err == nil {
-		err = wholefile.Write(s.file(l), data)
-	}
 	if err != nil {
-		return sandboxer.E(sandboxer.Unavailable, err, "it cannot be written down that %s has %s", l.ID, l.URL)
+		return sandboxer.E(sandboxer.Internal, err, "the lease of %s cannot be encoded", l.ID)
 	}
-	return nil
+	return s.env.Notes.Put(ctx, l.key(), data)
 }
 
-// leases returns all of them. One that cannot be read is an error: what it lends must not be lent twice.
-func (s *site) leases() ([]lease, error) {
-	files, err := os.ReadDir(s.dir("lease"))
+// leases returns all leases. One that cannot be read is an error: its URL must not be lent twice.
+func (s *site) leases(ctx context.Context) ([]lease, error) {
+	keys, err := s.env.Notes.List(ctx)
 	if err != nil {
-		return nil, sandboxer.E(sandboxer.Unavailable, err, "the directory of %s cannot be read", s.env.Extension)
+		return nil, err
 	}
 	var out []lease
-	for _, f := range files {
-		if !strings.HasSuffix(f.Name(), leaseSuffix) {
+	for _, key := range keys {
+		n, err := s.env.Notes.Get(ctx, key)
+		if sandboxer.KindOf(err) == sandboxer.NotFound { // taken back meanwhile
 			continue
-		}
-		name := s.dir("lease", f.Name())
-		data, err := os.ReadFile(name)
-		if errors.Is(err, fs.ErrNotExist) { // taken back meanwhile
-			continue
-		}
-		l := lease{}
-		if err == nil {
-			l, err = readLease(data)
-		}
-		if err == nil && s.file(l) != name {
-			err = errors.New("it is another sandbox's")
 		}
 		if err != nil {
-			return nil, sandboxer.E(sandboxer.Unavailable, err, "what is written down in %s cannot be read", name).
-				WithHint("a newer sandboxer may have written it; if it is damaged, remove it: then what it names is free")
+			return nil, err
+		}
+		l, err := readLease(n.Value)
+		if err == nil && l.key() != key {
+			err = errors.New("it belongs to another sandbox")
+		}
+		switch {
+		case sandboxer.KindOf(err) == sandboxer.Unavailable:
+			return nil, err
+		case err != nil:
+			return nil, notes.Damaged(s.env.Notes, key, err)
 		}
 		out = append(out, l)
 	}

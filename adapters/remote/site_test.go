@@ -2,7 +2,11 @@ package remote
 
 import (
 	"bufio"
+	"context"
+	"errors"
+	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -49,6 +53,12 @@ func wantKind(t testing.TB, what string, err error, kind sandboxer.Kind) {
 	}
 }
 
+// refusal is what b's check says of spec.
+func refusal(ctx context.Context, b *backend.Backend, spec sandboxer.Spec) error {
+	_, err := b.Check(ctx, spec)
+	return err
+}
+
 // opened is an extension behind a backend, closed when the test ends.
 func opened(t testing.TB, dir string, config map[string]any) *backend.Backend {
 	t.Helper()
@@ -62,7 +72,7 @@ func opened(t testing.TB, dir string, config map[string]any) *backend.Backend {
 }
 
 func order(id string, inputs map[string]string) sandboxer.Spec {
-	return sandboxer.Spec{ID: id, Generation: 1, Owner: "test", Inputs: inputs, Stamp: []byte("stamp of " + id)}
+	return sandboxer.Spec{ID: id, Generation: 1, Owner: "test", Inputs: inputs}
 }
 
 // A base is one sandbox's at a time, is found by another process, and is left as it is.
@@ -98,7 +108,7 @@ func TestURL(t *testing.T) {
 	if l, err := other.IsAlive(ctx, h); err != nil || l != sandboxer.Alive {
 		t.Errorf("IsAlive = %s, %v", l, err)
 	}
-	if f, err := other.Discover(ctx, "one"); err != nil || f.Handle.Ref != h.Ref || string(f.Stamp) != "stamp of one" {
+	if f, err := other.Discover(ctx, "one"); err != nil || f.Handle.Ref != h.Ref {
 		t.Errorf("Discover = %+v, %v", f, err)
 	}
 	var ids []string
@@ -140,7 +150,7 @@ func TestURL(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if left, _ := filepath.Glob(filepath.Join(dir, "lease", "*")); len(left) > 0 {
+	if left, _ := filepath.Glob(filepath.Join(dir, "notes", "*.note")); len(left) > 0 {
 		t.Errorf("left over: %q", left)
 	}
 }
@@ -170,7 +180,7 @@ func TestOneBaseForMany(t *testing.T) {
 	}
 }
 
-// What cannot be had of something that is there already is refused before it is lent.
+// A request that something that exists already cannot provide is refused before it is lent.
 func TestURLRefuses(t *testing.T) {
 	urls, _ := existing(t, 1, http.StatusOK)
 	dir := t.TempDir()
@@ -191,14 +201,14 @@ func TestURLRefuses(t *testing.T) {
 	} {
 		spec := order("x", nil)
 		change(&spec)
-		wantKind(t, what+", checked", b.Check(t.Context(), spec), sandboxer.Unsupported)
+		wantKind(t, what+", checked", refusal(t.Context(), b, spec), sandboxer.Unsupported)
 		_, err := b.Provision(t.Context(), spec)
 		wantKind(t, what, err, sandboxer.Unsupported)
 		if err != nil && strings.Contains(err.Error(), "canary") {
 			t.Errorf("%s: the error has a secret: %v", what, err)
 		}
 	}
-	if left, _ := filepath.Glob(filepath.Join(dir, "lease", "*")); len(left) > 0 {
+	if left, _ := filepath.Glob(filepath.Join(dir, "notes", "*.note")); len(left) > 0 {
 		t.Errorf("lent all the same: %q", left)
 	}
 }
@@ -223,7 +233,7 @@ func TestURLOfTheCaller(t *testing.T) {
 		"//evil/ours":                                               sandboxer.Denied,
 	} {
 		spec := order("x", map[string]string{"url": text})
-		wantKind(t, text, b.Check(ctx, spec), kind)
+		wantKind(t, text, refusal(ctx, b, spec), kind)
 		if kind == "" {
 			if _, err := b.Provision(ctx, spec); err != nil {
 				t.Errorf("%s: %v", text, err)
@@ -290,7 +300,7 @@ func TestReach(t *testing.T) {
 	}
 }
 
-// speaking returns the URL of what says that to whoever asks, and closes the connection.
+// speaking returns the URL of a server that answers every caller with that, and closes the connection.
 func speaking(t *testing.T, said string) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -331,15 +341,15 @@ func TestAnswers(t *testing.T) {
 	}
 	_, err = b.WaitReady(ctx, h)
 	wantKind(t, "WaitReady of what does not answer", err, sandboxer.Unavailable)
-	if said := sandboxer.Message(err); !strings.HasSuffix(said, "http://127.0.0.1:1 does not answer: the connection is refused") {
+	if said := sandboxer.Message(err); !strings.HasSuffix(said, "http://127.0.0.1:1 does not answer: it refused the connection") {
 		t.Errorf("it says %q", said)
 	}
-	for said, want := range map[string]string{"": "it closes the connection", "\x1b[31mHTTP? no\n\n": "what it says is not HTTP, or too long"} {
+	for said, want := range map[string]string{"": "it closed the connection", "\x1b[31mHTTP? no\n\n": "its answer is not HTTP, or is too long"} {
 		u, err := url.Parse(speaking(t, said))
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, _, err = ask(ctx, &http.Client{Transport: reach{named: true}.transport(nil)}, u, 0)
+		_, err = ask(ctx, &http.Client{Transport: reach{named: true}.transport(nil)}, u)
 		if got := sandboxer.Message(err); !strings.HasSuffix(got, " does not answer: "+want) {
 			t.Errorf("of %q it says %q", said, got)
 		}
@@ -388,7 +398,7 @@ func TestAIOReady(t *testing.T) {
 		}
 		_, err = b.WaitReady(t.Context(), h)
 		wantKind(t, "WaitReady of something else", err, sandboxer.Unavailable)
-		if err != nil && strings.Contains(sandboxer.Message(err), "answers 404, and is to answer 200") {
+		if err != nil && strings.Contains(sandboxer.Message(err), "answered 404 instead of 200") {
 			break
 		}
 		if wait > time.Minute {
@@ -532,8 +542,8 @@ func FuzzLease(f *testing.F) {
 // What is kept of a sandbox of kind url.
 func TestFormOfLease(t *testing.T) {
 	compattest.CheckForm(t, "remote-lease", compattest.Shape("1", lease{}))
-	compattest.CheckSamples(t, "remote-lease", lease{V: leaseVersion, ID: "x", Generation: 1, Owner: "o", URL: "http://x.example:80/a", Stamp: []byte("sealed")},
-		func(data []byte) (any, error) { return readLease(data) })
+	compattest.CheckSamples(t, "remote-lease", lease{V: leaseVersion, ID: "x", Generation: 1, Owner: "o", URL: "http://x.example:80/a"},
+		func(data []byte) (any, error) { return readLease(data) }, "stamp")
 	for _, bad := range []string{`{"v":2}`, `{"v":1,"id":"../x","generation":1,"url":"http://x:80"}`, `{"v":1,"id":"x","generation":1,"url":"http://x"}`, `[`} {
 		if _, err := readLease([]byte(bad)); err == nil {
 			t.Errorf("%s is believed", bad)
@@ -541,17 +551,42 @@ func TestFormOfLease(t *testing.T) {
 	}
 }
 
-// One damaged lease holds up what would lend, and says which file it is.
-func TestDamagedLease(t *testing.T) {
-	urls, _ := existing(t, 1, http.StatusOK)
+// TestFormerLeases: what an earlier version lent stays lent. One damaged lease holds up what would lend, and the error
+// names the file to remove.
+func TestFormerLeases(t *testing.T) {
+	urls, _ := existing(t, 2, http.StatusOK)
 	dir := t.TempDir()
-	b := opened(t, dir, map[string]any{"kind": "url", "bases": map[string]string{"a": urls[0]}})
-	if err := os.WriteFile(filepath.Join(dir, "lease", "x.g1.json"), []byte("{"), 0o600); err != nil {
+	config := map[string]any{"kind": "url", "bases": map[string]string{"a": urls[0], "b": urls[1]}}
+	spec, other := order("x", nil), order("y", nil)
+	former := func(name, text string) {
+		t.Helper()
+		d := filepath.Join(dir, formerDir)
+		if err := errors.Join(os.MkdirAll(d, 0o700), os.WriteFile(filepath.Join(d, name), []byte(text), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	at, err := parseURL(urls[0])
+	if err != nil {
 		t.Fatal(err)
 	}
-	_, err := b.Provision(t.Context(), order("y", nil))
-	wantKind(t, "Provision beside a damaged lease", err, sandboxer.Unavailable)
-	if err == nil || !strings.Contains(sandboxer.Message(err), "x.g1.json") {
-		t.Errorf("the error does not name the file: %v", err)
+	former("x.g1.json", fmt.Sprintf(`{"v":1,"id":"x","generation":1,"owner":%q,"url":%q}`, spec.Owner, at))
+	for range 2 {
+		b := opened(t, dir, config)
+		if h, err := b.Provision(t.Context(), spec); err != nil || h.Ref != at.String() {
+			t.Errorf("the lease of an earlier version: %+v, %v", h, err)
+		}
+		if h, err := b.Provision(t.Context(), other); err != nil || h.Ref == at.String() {
+			t.Errorf("another lease: %+v, %v", h, err)
+		}
+	}
+	if _, err := os.Stat(filepath.Join(dir, formerDir)); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the former directory: %v", err)
+	}
+	former("z.g1.json", "{")
+	b := opened(t, dir, config)
+	_, err = b.Provision(t.Context(), order("z", nil))
+	wantKind(t, "Provision with a damaged lease", err, sandboxer.Unavailable)
+	if !strings.Contains(sandboxer.HintOf(err), filepath.Join(dir, "notes", "z.g1.note")) {
+		t.Errorf("the hint does not name the file: %v (%s)", err, sandboxer.HintOf(err))
 	}
 }

@@ -25,7 +25,7 @@ func (p *peer) snapshotName(id string) string {
 	return snapshotPrefix(p.env.Owner, p.env.Extension) + id
 }
 
-// saved returns the snapshot there of our ID, sealed or not. Kind: NotFound, also for one that was dropped.
+// saved returns the snapshot there with our ID, sealed or not. Kind: NotFound, also for one that was dropped.
 func (p *peer) saved(ctx context.Context, id string) (*api.Snapshot, error) {
 	name := p.snapshotName(id)
 	for s, err := range p.snapshots(ctx, api.SnapshotQuery{Name: name}) {
@@ -51,14 +51,14 @@ func (p *peer) snapshots(ctx context.Context, q api.SnapshotQuery) iter.Seq2[api
 	})
 }
 
-// What a receipt keeps of the source, whose record there is not kept for ever and changes.
+// What a receipt keeps of the source, whose record there changes and is not kept for ever.
 const (
 	metaSnapshot = "remote_snapshot"
 	metaAsked    = "remote_asked"   // its labelAsked
 	metaNetwork  = "remote_network" // its networkOf
 )
 
-// receipt is that of s, whose source is src; nil is one that nobody knows any more.
+// receipt is the receipt of s, whose source is src; src is nil if it is not known any more.
 func receipt(s *api.Snapshot, id string, src *api.Sandbox) sandboxer.Snapshot {
 	meta := map[string]string{metaSnapshot: s.ID}
 	if src != nil {
@@ -67,7 +67,7 @@ func receipt(s *api.Snapshot, id string, src *api.Sandbox) sandboxer.Snapshot {
 	return sandboxer.Snapshot{SnapshotID: id, Bytes: s.Bytes, Memory: s.Memory, Quiesced: s.Quiesced, Meta: meta}
 }
 
-// source returns the sandbox there that s is of; nil if there is no record of it any more.
+// source returns the source of s there; nil if there is no record of it any more.
 func (p *peer) source(ctx context.Context, s *api.Snapshot) (*api.Sandbox, error) {
 	if s.SandboxID == "" {
 		return nil, nil
@@ -82,14 +82,14 @@ func (p *peer) source(ctx context.Context, s *api.Snapshot) (*api.Sandbox, error
 	return sb, nil
 }
 
-// askedOf identifies what spec asks the profile there for, besides the network, which changes.
+// askedOf identifies what spec asks of the profile there, except the network, which changes.
 func askedOf(spec sandboxer.Spec) string {
 	text, _ := json.Marshal([]any{spec.Limits, spec.Image, append([]string{}, spec.Command...), spec.User}) // all of it can be encoded
 	sum := sha256.Sum256(text)
 	return hex.EncodeToString(sum[:8])
 }
 
-// networkOf writes a policy so that two that mean the same are equal.
+// networkOf writes a policy so that equivalent ones are equal.
 func networkOf(n sandboxer.NetworkPolicy) string {
 	allow := slices.Clone(n.Allow)
 	slices.Sort(allow)
@@ -97,10 +97,10 @@ func networkOf(n sandboxer.NetworkPolicy) string {
 }
 
 // mayRestore refuses a restore of s, whose receipt is from, to something else than spec and req say: a native form has what its source had or,
-// on another profile there, what that one gives.
+// on another profile there, what that profile gives.
 func (p *peer) mayRestore(ctx context.Context, spec sandboxer.Spec, req api.CreateSandbox, s *api.Snapshot, from sandboxer.Snapshot) error {
 	refuse := func(what string) error {
-		return sandboxer.E(sandboxer.Unsupported, nil, "%s restores the snapshot with %s, and not with what is asked for here", p.name, what).
+		return sandboxer.E(sandboxer.Unsupported, nil, "%s restores the snapshot with %s; the request asks for something else", p.name, what).
 			WithHint("restore it on the profile of its source, or restore a portable one")
 	}
 	network := sandboxer.NetworkPolicy{}
@@ -120,13 +120,13 @@ func (p *peer) mayRestore(ctx context.Context, spec sandboxer.Spec, req api.Crea
 		}
 		return nil
 	}
-	if from.Meta[metaAsked] == "" { // a receipt of somebody who did not know the source
+	if from.Meta[metaAsked] == "" { // a receipt made without knowing the source
 		src, err := p.source(ctx, s)
 		if err != nil {
 			return err
 		}
 		if src == nil {
-			return sandboxer.E(sandboxer.Unsupported, nil, "%s does not know any more what the sandbox of the snapshot had", p.name).
+			return sandboxer.E(sandboxer.Unsupported, nil, "%s no longer knows the settings of the snapshot's sandbox", p.name).
 				WithHint("restore a portable snapshot")
 		}
 		from = receipt(s, from.SnapshotID, src)
@@ -140,8 +140,8 @@ func (p *peer) mayRestore(ctx context.Context, spec sandboxer.Spec, req api.Crea
 	return nil
 }
 
-// Snapshot implements sandboxer.Snapshotter. The API saves what runs: one that is frozen runs while it is saved. Where it
-// cannot be frozen again, that is the error, and nothing is saved: what it does from then on would be lost with it.
+// Snapshot implements sandboxer.Snapshotter. The API saves running sandboxes: a frozen one runs while it is saved. If it
+// cannot be frozen again, that is the error, and nothing is saved: its later changes would be lost.
 func (p *peer) Snapshot(ctx context.Context, h sandboxer.Handle, id string) (saved sandboxer.Snapshot, err error) {
 	none := sandboxer.Snapshot{}
 	switch s, err := p.saved(ctx, id); {
@@ -152,7 +152,7 @@ func (p *peer) Snapshot(ctx context.Context, h sandboxer.Handle, id string) (sav
 		}
 		return receipt(s, id, src), nil
 	case err == nil:
-		return none, sandboxer.E(sandboxer.Conflict, nil, "%s: the snapshot %s is being made or dropped", p.name, id).WithHint("ask again later")
+		return none, sandboxer.E(sandboxer.Conflict, nil, "%s: the snapshot %s is being made or dropped", p.name, id).WithHint("try again later")
 	case sandboxer.KindOf(err) != sandboxer.NotFound:
 		return none, err
 	}
@@ -172,7 +172,7 @@ func (p *peer) Snapshot(ctx context.Context, h sandboxer.Handle, id string) (sav
 				return
 			}
 			saved, err = none, again
-			_ = p.DropSnapshot(c, sandboxer.Snapshot{SnapshotID: id}) // whoever tries again saves what is there then
+			_ = p.DropSnapshot(c, sandboxer.Snapshot{SnapshotID: id}) // a retry saves the state at that time
 		}()
 	}
 	s, err := use(ctx, p, h, func(ref string) (*api.Snapshot, error) {
@@ -194,12 +194,12 @@ func (p *peer) RestoreFromSnapshot(ctx context.Context, spec sandboxer.Spec, fro
 	if err != nil {
 		return none, err
 	}
-	// A restored sandbox gets an ID of the other installation's, so it is looked for by its labels, and made once by the key.
+	// The other installation chooses the ID of a restored sandbox, so it is found by its labels, and the key makes it only once.
 	for sb, err := range p.live(ctx, p.env.Owner, spec.ID) {
 		if err != nil {
 			return none, p.fail(err)
 		}
-		if s, _ := stampOf(&sb); s.generation == spec.Generation {
+		if s, _ := originOf(&sb); s.Generation == spec.Generation {
 			return p.made(ctx, &sb, spec)
 		}
 	}
@@ -271,8 +271,8 @@ func (p *peer) ListSnapshots(ctx context.Context, owner string) iter.Seq2[sandbo
 				f.Snapshot, f.Whole = receipt(&s, id, src), true
 			}
 			if src != nil {
-				if was, _ := stampOf(src); p.owns(was, owner) {
-					f.SandboxID, f.Generation, f.Stamp = was.id, was.generation, was.stamp
+				if was, _ := originOf(src); p.owns(was, owner) {
+					f.SandboxID, f.Generation = was.ID, was.Generation
 				}
 			}
 			if !yield(f, nil) {

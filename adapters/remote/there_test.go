@@ -22,8 +22,8 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/edgetest"
 )
 
-// What the other installation answers is held to bounds, and shown as text alone; a kind that nobody knows, and a fault of its own,
-// are none of ours.
+// Answers of the other installation are bounded, and shown as text alone; an unknown kind, and a fault of its own,
+// are not ours.
 func TestErrorsThere(t *testing.T) {
 	p := &peer{name: "there"}
 	for said, kind := range map[sandboxer.Kind]sandboxer.Kind{
@@ -146,7 +146,7 @@ func TestOlderInstallation(t *testing.T) {
 	wantKind(t, "WatchFiles", err, sandboxer.Unsupported)
 }
 
-// A sandbox that stands still is told, and so is one that goes on; what uses its agent is refused meanwhile. What it costs is what the
+// A notice reports that a sandbox is paused, and that it goes on; calls of its agent are refused meanwhile. It costs what the
 // other installation booked in the end.
 func TestNoticesAndCost(t *testing.T) {
 	ctx := t.Context()

@@ -13,8 +13,8 @@ import (
 // maxURL bounds a URL, in bytes.
 const maxURL = 2 << 10
 
-// parseURL reads the URL of something that exists, in the one form in which two that mean the same are equal: the host in
-// lower case, the port always there, the path clean and without a slash at its end. A user, a query, a fragment and
+// parseURL reads the URL of something that exists, in a form in which equivalent ones are equal: the host in
+// lower case, the port always present, the path clean and without a slash at its end. A user, a query, a fragment and
 // escaped characters of a path are refused. Kind: Invalid.
 func parseURL(text string) (*url.URL, error) {
 	wrong := func(why string) (*url.URL, error) {
@@ -24,7 +24,7 @@ func parseURL(text string) (*url.URL, error) {
 		return wrong("it is too long")
 	}
 	if strings.ContainsAny(text, "@?#%\\") { // before it is parsed: what is refused may be a secret, and is not repeated
-		return nil, sandboxer.E(sandboxer.Invalid, nil, "the URL of a sandbox has no account, query, fragment, backslash or escaped characters in it").WithHint("write http://host:port/path or https://host/path")
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "the URL of a sandbox cannot contain an account, a query, a fragment, a backslash or escaped characters").WithHint("write http://host:port/path or https://host/path")
 	}
 	u, err := url.Parse(text)
 	if err != nil {
@@ -45,11 +45,11 @@ func parseURL(text string) (*url.URL, error) {
 	}
 	n, err := strconv.ParseUint(port, 10, 16)
 	if err != nil || n == 0 {
-		return wrong("its port is none")
+		return wrong("its port is not valid")
 	}
 	host := strings.TrimSuffix(strings.ToLower(u.Hostname()), ".")
-	if host == "" || strings.ContainsFunc(host, func(r rune) bool { return r <= ' ' || r > '~' || r == '/' }) {
-		return wrong("its host is none")
+	if host == "" || strings.HasPrefix(host, ".") || strings.HasSuffix(host, ".") || strings.ContainsFunc(host, func(r rune) bool { return r <= ' ' || r > '~' || r == '/' }) {
+		return wrong("its host is not valid")
 	}
 	if a, err := netip.ParseAddr(host); err == nil {
 		host = a.Unmap().String() // one of several ways to write it
@@ -58,13 +58,17 @@ func parseURL(text string) (*url.URL, error) {
 		host = "[" + host + "]"
 	}
 	p := strings.TrimSuffix(u.Path, "/")
-	if p != "" && path.Clean(p) != p || strings.ContainsFunc(p, func(r rune) bool { return r <= ' ' || r > '~' }) {
+	if p == "/" || p != "" && path.Clean(p) != p || strings.ContainsFunc(p, func(r rune) bool { return r <= ' ' || r > '~' }) {
 		return wrong("its path is not clean")
 	}
-	return &url.URL{Scheme: u.Scheme, Host: host + ":" + strconv.FormatUint(n, 10), Path: p}, nil
+	out := &url.URL{Scheme: u.Scheme, Host: host + ":" + strconv.FormatUint(n, 10), Path: p}
+	if out.EscapedPath() != p {
+		return wrong("its path contains characters that must be escaped")
+	}
+	return out, nil
 }
 
-// below reports whether u is dir or lies in it. Both are of parseURL.
+// below reports whether u is dir or within it. Both come from parseURL.
 func below(u, dir *url.URL) bool {
 	return u.Scheme == dir.Scheme && u.Host == dir.Host && (u.Path == dir.Path || strings.HasPrefix(u.Path, dir.Path+"/"))
 }

@@ -12,9 +12,8 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/sshrun/sshtest"
 )
 
-// Callers name what the operator configured, as it is configured. What else they name is
-// refused in words that tell nothing of what is there; administrators and profiles name
-// what they like.
+// Callers may name what the operator configured, as it is configured. Other names are
+// refused without revealing what exists; administrators and profiles may name anything.
 func TestAdmit(t *testing.T) {
 	o := options{Owner: "conformance", Dir: t.TempDir(), Hosts: t.TempDir(), Config: map[string]any{
 		"vms": map[string]any{
@@ -79,7 +78,7 @@ func TestAdmit(t *testing.T) {
 	} {
 		spec := order("admit", c.inputs)
 		spec.Host = c.host
-		err := b.Check(t.Context(), spec)
+		_, err := b.Check(t.Context(), spec)
 		if c.ok && err != nil {
 			t.Errorf("%v %s: %v; want it admitted", c.inputs, c.host, err)
 		} else if !c.ok {
@@ -99,19 +98,19 @@ func TestAdmit(t *testing.T) {
 			if c.host != "" && len(s.Vouched) == 0 {
 				continue // profiles name no host
 			}
-			if err := b.Check(t.Context(), s); err != nil {
+			if _, err := b.Check(t.Context(), s); err != nil {
 				t.Errorf("%v %s, vouched for: %v", c.inputs, c.host, err)
 			}
 		}
 	}
 
-	// Without targets nothing may be named besides.
+	// Without targets no other name is allowed.
 	delete(o.Config, "targets")
 	o.Dir = t.TempDir()
 	b = backend.New("ext.vm-packer", o.must(t), backend.Options{Inputs: vmpacker.Adapter.Inputs})
 	t.Cleanup(func() { b.Close() })
 	for port := range 3 {
-		err := b.Check(t.Context(), order("admit", in("ssh_target", "ci@a.example.org", "ssh_port", strconv.Itoa(port+21))))
+		_, err := b.Check(t.Context(), order("admit", in("ssh_target", "ci@a.example.org", "ssh_port", strconv.Itoa(port+21))))
 		kind(t, err, sandboxer.Denied, "ssh_target")
 	}
 }

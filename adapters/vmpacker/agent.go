@@ -17,10 +17,10 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/sshrun"
 )
 
-// The agent is brought to a machine when it is asked for first, into the directory with what is
-// remembered of the sandbox, and is removed with that. It runs as the account, with the
-// sandbox's mark, and so ends with all else that carries it. Commands that end with their
-// callers do without it: over SSH they are as quick.
+// The agent is copied to a machine when it is first needed, into the directory with the sandbox's
+// data, and is removed with that. It runs as the account, with the sandbox's mark, and so ends
+// with all other marked processes. Commands that end with their callers do not use it: over SSH
+// they are as fast.
 
 const (
 	agentFile   = "sandboxer-agent"
@@ -28,24 +28,23 @@ const (
 	maxSocket   = 107 // bytes of the name of a Unix socket
 )
 
-// An agentClient is kept for the next calls.
-type agentClient struct {
-	*agent.Client
-	bringing chan struct{} // held by who brings it
+// A supply says whether the program of the agent is in a sandbox.
+type supply struct {
+	bringing chan struct{} // holds a value while a call brings it
 	brought  atomic.Bool
 }
 
 // agentDials is how many connections to one agent are opened at once.
 const agentDials = 4
 
-// openAgent is the way to the agent of h's sandbox for one call (agent.Capabilities).
+// openAgent connects one call to the agent of h's sandbox (agent.Capabilities).
 func (e *extension) openAgent(ctx context.Context, h sandboxer.Handle, _ bool) (agent.Call, error) {
 	p, err := e.one(ctx, h)
 	if err != nil {
 		return agent.Call{}, err
 	}
 	if p.Kind == managed {
-		if err := e.machineIs(p); err != nil {
+		if err := e.machineIs(ctx, p); err != nil {
 			return agent.Call{}, err
 		}
 	}
@@ -53,70 +52,44 @@ func (e *extension) openAgent(ctx context.Context, h sandboxer.Handle, _ bool) (
 	if err != nil {
 		return agent.Call{}, err
 	}
-	end := func(err error) error {
-		switch sandboxer.KindOf(err) {
-		case sandboxer.Unavailable, sandboxer.Timeout: // the sandbox may be gone, or its machine away
-			if why := g.look(ctx); ctx.Err() == nil && why != nil {
-				return why
-			}
-		}
-		return err
-	}
-	return agent.Call{Agent: e.agentOf(p), Ctx: ctx, End: end, Dir: g.dir, User: p.User}, nil
+	why := func() error { return g.look(ctx) } // the sandbox may be gone, or its machine unreachable
+	return agent.Call{Agent: e.agentOf(p), Ctx: ctx, Why: why, Dir: g.dir, User: p.User}, nil
 }
 
 // agentOf returns the client of the agent in p.
 func (e *extension) agentOf(p *place) *agent.Client {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if c := e.agents[p.key()]; c != nil {
-		return c.Client
-	}
-	c := &agentClient{bringing: make(chan struct{}, 1)}
-	at := *p
-	c.Client = agent.NewClient(agent.ClientOptions{IdleConns: 1, IdleTime: agentIdle, Dials: agentDials, Dial: func(ctx context.Context) (net.Conn, error) {
+	at, s := *p, &supply{bringing: make(chan struct{}, 1)}
+	return e.agents.Get(p.key(), "", agent.ClientOptions{IdleConns: 1, IdleTime: agentIdle, Dials: agentDials, Dial: func(ctx context.Context) (net.Conn, error) {
 		g, err := e.guest(&at)
 		if err != nil {
 			return nil, err
 		}
-		known := c.brought.Load()
-		conn, err := e.connectAgent(ctx, g, c)
-		if known && sandboxer.KindOf(err) == sandboxer.Unsupported { // somebody inside removed it
-			c.brought.Store(false)
-			conn, err = e.connectAgent(ctx, g, c)
+		known := s.brought.Load()
+		conn, err := e.connectAgent(ctx, g, s)
+		if known && sandboxer.KindOf(err) == sandboxer.Unsupported { // a process inside removed it
+			s.brought.Store(false)
+			conn, err = e.connectAgent(ctx, g, s)
 		}
 		return conn, err
 	}})
-	e.agents[p.key()] = c
-	return c.Client
 }
 
-// agentIdle is how long a connection waits for the next call: it takes one of the sessions that a
-// server admits.
+// agentIdle is how long an idle connection is kept: it takes one of the sessions that a server
+// admits.
 const agentIdle = 15 * time.Second
 
-// connectAgent opens a connection to the agent, which is brought before if it is not there.
-func (e *extension) connectAgent(ctx context.Context, g *guest, c *agentClient) (net.Conn, error) {
-	if err := e.bringAgent(ctx, g, c); err != nil {
+// connectAgent opens a connection to the agent; it copies the agent there first if it is missing.
+func (e *extension) connectAgent(ctx context.Context, g *guest, s *supply) (net.Conn, error) {
+	if err := e.bringAgent(ctx, g, s); err != nil {
 		return nil, err
 	}
 	return g.attachAgent(ctx)
 }
 
-// dropAgent ends the idle connections to the agent in p.
-func (e *extension) dropAgent(p *place) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if c := e.agents[p.key()]; c != nil {
-		c.Close()
-		delete(e.agents, p.key())
-	}
-}
-
-// attachAgent opens a connection to the agent, which it starts if it does not run.
+// attachAgent opens a connection to the agent, and starts the agent if it does not run.
 func (g *guest) attachAgent(ctx context.Context) (net.Conn, error) {
 	args := []string{g.rec, g.mark, "", path.Join(g.rec, agentFile), "attach", "--socket", path.Join(g.rec, agentSocket)}
-	if g.user != "" { // whoever names nobody is the sandbox's user
+	if g.user != "" { // the default user is the sandbox's
 		args = append(args, "--user", g.user)
 	}
 	return agent.DialAttached(ctx, func(ctx context.Context, args []string, in io.Reader, out, errs io.Writer) (sandboxer.Exit, error) {
@@ -124,20 +97,20 @@ func (g *guest) attachAgent(ctx context.Context) (net.Conn, error) {
 	}, args...)
 }
 
-// bringAgent brings the agent's program into the sandbox, unless it is there: one that runs,
-// which another build may have brought, is let in by its own program only.
-func (e *extension) bringAgent(ctx context.Context, g *guest, c *agentClient) error {
+// bringAgent copies the agent's program into the sandbox, unless it is there: a running agent,
+// perhaps of another build, accepts only connections of its own program.
+func (e *extension) bringAgent(ctx context.Context, g *guest, s *supply) error {
 	if len(path.Join(g.rec, agentSocket)) > maxSocket {
 		return sandboxer.E(sandboxer.Unsupported, nil, "the agent has no place on %s: the path %s is too long for a socket", g.host.Name(), g.rec).
 			WithHint("choose a shorter workspace_dir")
 	}
 	select {
-	case c.bringing <- struct{}{}:
-		defer func() { <-c.bringing }()
+	case s.bringing <- struct{}{}:
+		defer func() { <-s.bringing }()
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	if c.brought.Load() {
+	if s.brought.Load() {
 		return nil
 	}
 	file := path.Join(g.rec, agentFile)
@@ -170,7 +143,7 @@ func (e *extension) bringAgent(ctx context.Context, g *guest, c *agentClient) er
 			return err
 		}
 	}
-	c.brought.Store(true)
+	s.brought.Store(true)
 	return nil
 }
 

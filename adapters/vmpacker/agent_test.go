@@ -5,22 +5,21 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/procs"
 	"github.com/sand-boxer/sandboxer/internal/sshrun/sshtest"
 )
 
-// TestAgentOnMachine: the agent is brought when it is asked for and again if it is gone, ends with the
-// sandbox, and is missed by nothing but what needs it where it cannot run.
+// TestAgentOnMachine: the agent is copied when it is needed and again if it is gone, ends with the
+// sandbox, and if it cannot run only what needs it fails.
 func TestAgentOnMachine(t *testing.T) {
 	s := sshtest.Start(t, sshtest.Options{Silent: true})
 	e := attachTo(t, s, nil).opened(t)
 	h := provision(t, e, order("agent", map[string]string{"vm": "vm"}))
 	p := e.(sandboxer.ProcessManager)
 	file := filepath.Join(s.Dir, "build/.sandboxer/sbx-agent/sandboxer-agent")
-	// The agents are those that have the file, or had it.
+	// The agents are the processes that run the file, or ran it.
 	agents := func() (pids []int) {
 		t.Helper()
 		all, err := procs.WithArg("--listen=own:" + filepath.Dir(file) + "/agent.sock")
@@ -29,18 +28,10 @@ func TestAgentOnMachine(t *testing.T) {
 		}
 		return all
 	}
-	await := func(what string, ok func() bool) {
-		t.Helper()
-		for end := time.Now().Add(time.Minute); !ok(); time.Sleep(10 * time.Millisecond) {
-			if time.Now().After(end) {
-				t.Fatalf("waited for %s in vain", what)
-			}
-		}
-	}
 	kill := func() {
 		t.Helper()
 		run(t, e, h, "kill -KILL $(grep -ls own:"+filepath.Dir(file)+" /proc/[0-9]*/cmdline | cut -d/ -f3 | grep -vx $$) 2>/dev/null; :")
-		await("the agent to end", func() bool { return len(agents()) == 0 })
+		await(t, "the agent to end", func() bool { return len(agents()) == 0 })
 	}
 	start := func() error {
 		_, err := p.StartProcess(t.Context(), h, sandboxer.ProcessSpec{Args: []string{"sleep", "1000"}})
@@ -60,7 +51,7 @@ func TestAgentOnMachine(t *testing.T) {
 		t.Errorf("after somebody removed it: %v; agents %v", err, agents())
 	}
 	kill()
-	if err := os.Chmod(file, 0o600); err != nil { // as where nothing may be executed
+	if err := os.Chmod(file, 0o600); err != nil { // as if nothing may be executed
 		t.Fatal(err)
 	}
 	if err := start(); sandboxer.KindOf(err) != sandboxer.Unsupported {

@@ -22,35 +22,34 @@ import (
 // On a machine, below the directory of the workspaces:
 //
 //	sbx-<id>/                    the workspace
-//	.sandboxer/sbx-<id>.lock     a link that leads nowhere: "owner generation"
-//	.sandboxer/sbx-<id>/env      environment of commands, for the account's eyes only
-//	.sandboxer/sbx-<id>/meta     what a broker must know that finds it (workspaceMeta)
-//	.sandboxer/sbx-<id>/ready    there while the sandbox may be used
+//	.sandboxer/sbx-<id>.lock     a dangling link: "owner generation"
+//	.sandboxer/sbx-<id>/env      environment of commands, readable by the account only
+//	.sandboxer/sbx-<id>/meta     data for a broker that finds the sandbox (workspaceMeta)
+//	.sandboxer/sbx-<id>/ready    exists while the sandbox may be used
 //
-// The link is made at once with what it says, so that it is a lock among everybody who
-// uses the machine, and never anonymous. It is made first and goes last.
+// The link and its content are made in one step, so that it is a lock among all users of the
+// machine, and always names its owner. It is made first and removed last.
 
-// How the scripts below end, besides 0.
+// Exit codes of the scripts below, besides 0.
 const (
 	exitBase  = 61 // the directory of workspaces cannot be used
-	exitTaken = 62 // somebody else's sandbox has the ID
-	exitNewer = 63 // a newer generation is there
-	exitFull  = 64 // as many sandboxes as are allowed
+	exitTaken = 62 // another owner's sandbox has the ID
+	exitNewer = 63 // a newer generation exists
+	exitFull  = 64 // the maximum number of sandboxes is reached
 	exitTools = 65 // commands are missing: they are named on stderr
 	exitRoom  = 66 // too little disk
-	exitThere = 67 // it is complete
+	exitThere = 67 // it exists and is complete
 	exitMount = 68 // something is mounted in the workspace
 )
 
 func workspaceName(id string) string { return "sbx-" + id }
 
-// workspaceMeta is what is kept with a workspace on its machine, for a broker that finds it
+// workspaceMeta is the data that a workspace's machine keeps, for a broker that finds it
 // there. It holds no secret.
 type workspaceMeta struct {
 	V     int    `json:"v"`
 	User  string `json:"user,omitempty"`
 	Ports []int  `json:"ports,omitempty"`
-	Stamp []byte `json:"stamp,omitempty"`
 }
 
 // make: base, name, owner, generation, capacity, kilobytes free, environment, uid:gid, meta,
@@ -85,7 +84,7 @@ s=made; [ -e "$1/.sandboxer/$2/ready" ] && s=ready
 [ -d "$1/$2" ] || { [ $s = ready ] && s=lost; }
 echo "$t $s"`
 
-// scan: base; prints "name owner generation ready|made|lost" for all that is there.
+// scan: base; prints "name owner generation ready|made|lost" for each sandbox.
 const scanScript = `
 for l in "$1"/.sandboxer/*.lock; do
 	t=$(readlink "$l") || continue
@@ -98,19 +97,19 @@ done`
 // attach makes the workspace of p, or finds it. The caller holds the lock of p.
 func (e *extension) attach(ctx context.Context, p *place, spec sandboxer.Spec) error {
 	h, err := e.pool.Host(p.Target)
-	if err == nil { // that the machine can be reached at all is found out first
+	if err == nil { // check first whether the machine can be reached at all
 		_, err = h.Output(ctx, ":")
 	}
 	if err != nil {
 		return sandboxer.Untouched(err)
 	}
-	if p.Untouched { // by the word of an earlier version
+	if p.Untouched { // according to an earlier version
 		p.Untouched = false
-		if err := e.forget(p); err != nil {
+		if err := e.forget(ctx, p); err != nil {
 			return err
 		}
 	}
-	meta, err := json.Marshal(workspaceMeta{V: placeVersion, User: p.User, Ports: p.Ports, Stamp: spec.Stamp})
+	meta, err := json.Marshal(workspaceMeta{V: placeVersion, User: p.User, Ports: p.Ports})
 	if err != nil {
 		return err
 	}
@@ -148,7 +147,7 @@ func (e *extension) attach(ctx context.Context, p *place, spec sandboxer.Spec) e
 	case exitNewer:
 		return sandboxer.E(sandboxer.Conflict, nil, "a newer generation of sandbox %s is on %s", p.ID, p.Host)
 	case exitFull:
-		return sandboxer.E(sandboxer.Exhausted, nil, "machine %s has %s sandboxes, as many as it may", p.Host, said).
+		return sandboxer.E(sandboxer.Exhausted, nil, "machine %s has %s sandboxes, the maximum", p.Host, said).
 			WithHint("wait for one to end, use another machine, or raise the capacity in the extension's config")
 	case exitTools:
 		return sandboxer.E(sandboxer.Unavailable, nil, "machine %s lacks %s", p.Host, strings.Join(strings.Fields(said), ", ")).
@@ -160,18 +159,14 @@ func (e *extension) attach(ctx context.Context, p *place, spec sandboxer.Spec) e
 		return err
 	}
 	if repo := spec.Inputs["repo"]; repo != "" {
-		o := sshrun.SyncOptions{}
-		if e.cfg.Sync == "rsync" {
-			o.Method = "rsync"
-		}
 		sandboxer.ReportProgress(ctx, sandboxer.Progress{Step: "copying " + repo})
-		stats, err := h.Push(ctx, repo, g.dir, o)
+		stats, err := h.Push(ctx, repo, g.dir, sshrun.SyncOptions{})
 		if err != nil {
 			return err
 		}
 		sandboxer.ReportProgress(ctx, sandboxer.Progress{Step: "copied " + repo, Done: stats.Bytes, Total: stats.Bytes})
 	}
-	// The last step; before it a call begins anew.
+	// The last step; until then the next call starts over.
 	_, err = h.Output(ctx, `[ -z "$2" ] || chown -hR "$2" "$3" || exit 1; : >"$1/ready"`, g.rec, as, g.dir)
 	return err
 }
@@ -181,9 +176,9 @@ func (e *extension) inside(p *place, h *sshrun.Host) *guest {
 	n := workspaceName(p.ID)
 	g := &guest{host: h, rec: path.Join(p.Base, ".sandboxer", n), dir: path.Join(p.Base, n), mark: p.mark(), user: p.User}
 	g.look = func(ctx context.Context) error { return e.exists(ctx, p) }
-	if p.Kind == managed { // also after it was restored with another ID
+	if p.Kind == managed { // also after a restore with another ID
 		g.rec, g.dir, g.own = path.Join(p.Base, ".sandboxer", "machine"), path.Join(p.Base, "workspace"), true
-		g.look = func(context.Context) error { return e.machineIs(p) }
+		g.look = func(ctx context.Context) error { return e.machineIs(ctx, p) }
 	}
 	return g
 }
@@ -196,7 +191,7 @@ func (e *extension) guest(p *place) (*guest, error) {
 	return e.inside(p, h), nil
 }
 
-// complete adds what the machine keeps of p, if p was found there.
+// complete adds the machine's data about p, if p was found there.
 func (e *extension) complete(ctx context.Context, p *place) error {
 	if !p.partial {
 		return nil
@@ -216,11 +211,11 @@ func (e *extension) complete(ctx context.Context, p *place) error {
 	if err != nil {
 		return sandboxer.E(sandboxer.Unavailable, err, "what machine %s keeps of sandbox %s cannot be read", p.Host, p.ID)
 	}
-	p.User, p.Ports, p.Stamp = m.User, m.Ports, m.Stamp
+	p.User, p.Ports = m.User, m.Ports
 	return nil
 }
 
-// readMeta reads what a machine keeps of a sandbox. Whoever has the account there can write it.
+// readMeta reads a machine's data about a sandbox. Any user of the account there can write it.
 func readMeta(data []byte) (m workspaceMeta, err error) {
 	if _, err := strictjson.DecodeStored(data, &m); err != nil {
 		return m, err
@@ -230,13 +225,11 @@ func readMeta(data []byte) (m workspaceMeta, err error) {
 		return m, errors.New("a newer sandboxer wrote it")
 	case len(m.Ports) > 65535 || slices.ContainsFunc(m.Ports, func(n int) bool { return n < 1 || n > 65535 }):
 		return m, errors.New("it has a port that is none")
-	case len(m.Stamp) > sandboxer.MaxStampBytes:
-		return m, errors.New("its stamp is too long")
 	}
 	return m, checkUser(m.User)
 }
 
-// exists asks the machine for the sandbox: nil, NotFound, or why it cannot be told.
+// exists asks the machine for the sandbox: nil, NotFound, or why that is unknown.
 func (e *extension) exists(ctx context.Context, p *place) error {
 	_, err := e.condition(ctx, p)
 	return err
@@ -258,7 +251,7 @@ func (e *extension) condition(ctx context.Context, p *place) (string, error) {
 	return f[2], nil
 }
 
-// find returns where h's sandbox is, if the machine says that it is there.
+// find returns the place of h's sandbox, if the machine confirms that it exists.
 func (e *extension) find(ctx context.Context, h sandboxer.Handle) (*place, error) {
 	p, err := e.one(ctx, h)
 	switch {
@@ -266,8 +259,8 @@ func (e *extension) find(ctx context.Context, h sandboxer.Handle) (*place, error
 	case p.Untouched:
 		err = missing(h.SandboxID)
 	case p.Kind == managed:
-		if err = e.machineIs(p); sandboxer.KindOf(err) == sandboxer.Conflict {
-			err = nil // paused, but there
+		if err = e.machineIs(ctx, p); sandboxer.KindOf(err) == sandboxer.Conflict {
+			err = nil // paused, but it exists
 		}
 	default:
 		err = e.exists(ctx, p)
@@ -275,15 +268,15 @@ func (e *extension) find(ctx context.Context, h sandboxer.Handle) (*place, error
 	return p, err
 }
 
-// all yields every sandbox of owner: on the configured machines, and on those that records
-// of sandboxes name. Each machine is asked once.
+// all yields every sandbox of owner: on the configured machines, and on those in records of
+// sandboxes. It asks each machine once.
 func (e *extension) all(ctx context.Context, owner string) iter.Seq2[*place, error] {
 	return func(yield func(*place, error) bool) {
 		if err := ctx.Err(); err != nil {
 			yield(nil, err)
 			return
 		}
-		noted, err := e.noted()
+		noted, err := e.noted(ctx)
 		if err != nil && !yield(nil, err) {
 			return
 		}
@@ -313,7 +306,7 @@ func (e *extension) all(ctx context.Context, owner string) iter.Seq2[*place, err
 			for _, p := range a.found {
 				if k := former[p.key()]; k != nil {
 					if k.Target.Name != p.Target.Name || k.Base != p.Base {
-						continue // another one of the same name; the note leads to the one that counts
+						continue // another one of the same name; the note has the right one
 					}
 					p = k
 				}
@@ -325,15 +318,15 @@ func (e *extension) all(ctx context.Context, owner string) iter.Seq2[*place, err
 	}
 }
 
-// scanned is what one machine has of an owner.
+// scanned is one machine's list of an owner's sandboxes.
 type scanned struct {
 	machine *place
 	found   []*place
 	err     error
 }
 
-// scan asks machines for what they have of owner, all at once: one that does not answer
-// holds up no other.
+// scan asks machines for the sandboxes of owner, all at once: one that does not answer
+// delays no other.
 func (e *extension) scan(ctx context.Context, at []*place, owner string) iter.Seq[scanned] {
 	return func(yield func(scanned) bool) {
 		ctx, cancel := context.WithCancel(ctx)
@@ -359,7 +352,7 @@ func (e *extension) scan(ctx context.Context, at []*place, owner string) iter.Se
 	}
 }
 
-// found reads what scanScript said on a machine.
+// found reads the output of scanScript on a machine.
 func found(on *place, owner string, said []byte) (all []*place) {
 	for line := range strings.Lines(string(said)) {
 		f := strings.Fields(line)
@@ -377,7 +370,7 @@ func found(on *place, owner string, said []byte) (all []*place) {
 	return all
 }
 
-// count returns how many sandboxes, whosever they are, a machine has.
+// count returns how many sandboxes, of any owner, a machine has.
 func (e *extension) count(ctx context.Context, m machine) (int, error) {
 	h, err := e.pool.Host(name(m.target))
 	if err != nil {
@@ -399,7 +392,7 @@ func (e *extension) attachedCapacity(ctx context.Context, host string) (sandboxe
 	o.Attrs = map[string]string{}
 	room := 0
 	if len(e.cfg.Images) > 0 {
-		room = max(0, e.cfg.MaxVMs-e.managedCount())
+		room = max(0, e.cfg.MaxVMs-e.managedCount(ctx))
 		o.Attrs["localhost"] = fmt.Sprintf("%d of %d", e.cfg.MaxVMs-room, e.cfg.MaxVMs)
 		if host == "localhost" {
 			return sandboxer.HostCapacity{Free: room, Hosts: []string{host}, Attrs: o.Attrs}, ctx.Err()

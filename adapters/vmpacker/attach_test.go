@@ -2,6 +2,7 @@ package vmpacker_test
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -19,7 +20,7 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/sshrun/sshtest"
 )
 
-// The inputs of the seeds lead to the machine by every way there is.
+// The inputs of the seeds describe the machine in every possible way.
 func TestWaysToAMachine(t *testing.T) {
 	s := sshtest.Start(t, sshtest.Options{Silent: true})
 	base := filepath.Join(s.Dir, "build")
@@ -59,6 +60,15 @@ func TestWaysToAMachine(t *testing.T) {
 	}
 }
 
+// Without an ssh program the extension is not opened, and the error says what to install.
+func TestNoSSH(t *testing.T) {
+	t.Setenv("PATH", t.TempDir())
+	e, err := options{Owner: "conformance", Dir: t.TempDir(), Hosts: t.TempDir()}.open(t.Context())
+	if e != nil || sandboxer.KindOf(err) != sandboxer.NotFound || !strings.Contains(sandboxer.HintOf(err), "openssh-client") {
+		t.Errorf("%v, %v, hint %q", e, err, sandboxer.HintOf(err))
+	}
+}
+
 // A machine that only a configuration of ssh knows, which need not be the account's.
 func TestConfigurationOfSSH(t *testing.T) {
 	s := sshtest.Start(t, sshtest.Options{Silent: true})
@@ -72,29 +82,27 @@ func TestConfigurationOfSSH(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for _, transport := range []string{"openssh", "native"} {
-		base := filepath.Join(s.Dir, transport)
-		o := options{Owner: "conformance", Dir: t.TempDir(), Hosts: t.TempDir(), Config: map[string]any{
-			"vms": map[string]any{"far-away": map[string]any{"workspace_dir": base}}, "ssh_config": filepath.Join(dir, "config"), "transport": transport,
-		}}
-		e := o.opened(t)
-		h := provision(t, e, order("far", map[string]string{"vm": "far-away"}))
-		if got := run(t, e, h, "pwd -P"); got != base+"/sbx-far" {
-			t.Errorf("%s: in %q", transport, got)
-		}
-		if _, err := e.Teardown(t.Context(), h); err != nil {
-			t.Fatal(err)
-		}
-		// A port of this machine that leads there is enough.
-		h = provision(t, e, order("near", map[string]string{"tunnel_port": strconv.Itoa(s.Port), "workspace_dir": base}))
-		if got := run(t, e, h, "pwd -P"); got != base+"/sbx-near" {
-			t.Errorf("%s, by the tunnel alone: in %q", transport, got)
-		}
+	base := filepath.Join(s.Dir, "base")
+	o := options{Owner: "conformance", Dir: t.TempDir(), Hosts: t.TempDir(), Config: map[string]any{
+		"vms": map[string]any{"far-away": map[string]any{"workspace_dir": base}}, "ssh_config": filepath.Join(dir, "config"),
+	}}
+	e := o.opened(t)
+	h := provision(t, e, order("far", map[string]string{"vm": "far-away"}))
+	if got := run(t, e, h, "pwd -P"); got != base+"/sbx-far" {
+		t.Errorf("in %q", got)
+	}
+	if _, err := e.Teardown(t.Context(), h); err != nil {
+		t.Fatal(err)
+	}
+	// A port of this machine that reaches it is enough.
+	h = provision(t, e, order("near", map[string]string{"tunnel_port": strconv.Itoa(s.Port), "workspace_dir": base}))
+	if got := run(t, e, h, "pwd -P"); got != base+"/sbx-near" {
+		t.Errorf("by the tunnel alone: in %q", got)
 	}
 }
 
-// TestNeverReached: a create that comes to no machine, for a typo, a wrong port or key, says
-// so, and leaves nothing here. What may be on a machine that cannot be asked is unknown, but for
+// TestNeverReached: a create that reaches no machine, because of a typo, a wrong port or key,
+// says so, and leaves nothing here. What a machine has is unknown if it cannot be asked, except
 // what an earlier version noted as untouched.
 func TestNeverReached(t *testing.T) {
 	s := sshtest.Start(t, sshtest.Options{Silent: true})
@@ -114,7 +122,7 @@ func TestNeverReached(t *testing.T) {
 			if _, err := e.Provision(t.Context(), spec); err == nil || !sandboxer.IsUntouched(err) {
 				t.Fatalf("Provision: %v, untouched %t", err, sandboxer.IsUntouched(err))
 			}
-			if left, _ := filepath.Glob(o.Dir + "/box/*"); len(left) > 0 {
+			if left, _ := filepath.Glob(o.Dir + "/notes/*.note"); len(left) > 0 {
 				t.Errorf("left behind: %q", left)
 			}
 			e, h := o.opened(t), sandboxer.Handle{SandboxID: spec.ID, Generation: 1, Host: spec.Place} // another process
@@ -129,23 +137,31 @@ func TestNeverReached(t *testing.T) {
 			}
 
 			note := fmt.Sprintf(`{"v":1,"id":%q,"generation":1,"owner":%q,"kind":"attached","host":"vm","target":{"Name":"x","Addr":"nobody@nowhere.invalid"},"base":"/build","untouched":true}`, spec.ID, o.Owner)
-			if err := os.WriteFile(filepath.Join(o.Dir, "box", spec.ID+".g1.json"), []byte(note), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			formerNote(t, o, spec.ID+".g1", []byte(note))
+			e = o.opened(t)
 			if l, err := e.IsAlive(t.Context(), h); l != sandboxer.Gone || err != nil {
 				t.Errorf("IsAlive of what an earlier version noted as untouched = %s, %v", l, err)
 			}
 			if r, err := e.Teardown(t.Context(), h); err != nil || len(r.Removed) > 0 {
 				t.Errorf("Teardown of what an earlier version noted as untouched = %+v, %v", r, err)
 			}
-			if left, _ := filepath.Glob(o.Dir + "/box/*"); len(left) > 0 {
+			if left, _ := filepath.Glob(o.Dir + "/notes/*.note"); len(left) > 0 {
 				t.Errorf("left behind: %q", left)
 			}
 		})
 	}
 }
 
-// What earlier versions noted of where a sandbox is counts still, as long as it is there.
+// formerNote notes where a sandbox is, like earlier versions.
+func formerNote(t *testing.T, o options, key string, data []byte) {
+	t.Helper()
+	dir := filepath.Join(o.Dir, "box")
+	if err := errors.Join(os.MkdirAll(dir, 0o700), os.WriteFile(filepath.Join(dir, key+".json"), data, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Notes of earlier versions about the place of a sandbox are used as long as they exist.
 func TestFormerNotes(t *testing.T) {
 	s := sshtest.Start(t, sshtest.Options{Silent: true})
 	o := attachTo(t, s, nil)
@@ -153,9 +169,7 @@ func TestFormerNotes(t *testing.T) {
 	made.Config = attachTo(t, s, map[string]any{"workspace_dir": s.Dir + "/formerly"}).Config
 	e := made.opened(t)
 	h := provision(t, e, order("former", map[string]string{"vm": "vm"}))
-	if err := os.WriteFile(filepath.Join(o.Dir, "box", "former.g1.json"), h.Data, 0o600); err != nil { // as it was before
-		t.Fatal(err)
-	}
+	formerNote(t, o, "former.g1", h.Data)
 	e = o.opened(t)
 	bones := sandboxer.Handle{SandboxID: "former", Generation: 1}
 	if l, err := e.IsAlive(t.Context(), bones); l != sandboxer.Alive || err != nil {
@@ -177,14 +191,15 @@ func TestFormerNotes(t *testing.T) {
 	if r, err := e.Teardown(t.Context(), bones); err != nil || len(r.Removed) != 1 {
 		t.Errorf("Teardown = %+v, %v", r, err)
 	}
-	if left, _ := filepath.Glob(o.Dir + "/box/*"); len(left) > 0 {
+	if left, _ := filepath.Glob(o.Dir + "/notes/*.note"); len(left) > 0 {
 		t.Errorf("left behind: %q", left)
 	}
 }
 
 // TestPlace runs the suite's group on two machines. The extension's directory is another one,
-// and empty, wherever the suite asks for that.
+// and empty, when the suite asks for that.
 func TestPlace(t *testing.T) {
+	t.Parallel()
 	vms := map[string]any{}
 	relays := map[string]*sshtest.Relay{}
 	for _, name := range []string{"left", "right"} {
@@ -208,9 +223,10 @@ func TestPlace(t *testing.T) {
 	}, "place")
 }
 
-// TestDirectoryDeleted: what the extension keeps for itself is not needed to end a sandbox, on
-// any way to a machine, as long as somebody can tell which machine that may be.
+// TestDirectoryDeleted: the extension's own data is not needed to end a sandbox, on any kind of
+// machine, as long as its machine can still be identified.
 func TestDirectoryDeleted(t *testing.T) {
+	t.Parallel()
 	s := sshtest.Start(t, sshtest.Options{Silent: true})
 	o := attachTo(t, s, nil)
 	base := filepath.Join(s.Dir, "build")
@@ -221,7 +237,7 @@ func TestDirectoryDeleted(t *testing.T) {
 	o.Config["workspace_dir"] = base + "/default"
 	for name, c := range map[string]struct {
 		in    map[string]string
-		known bool // by configuration, or since it was added
+		known bool // by configuration, or because it was added
 	}{
 		"alias":     {map[string]string{"vm": "vm"}, true},
 		"host add":  {map[string]string{"vm": "added"}, true},
@@ -281,7 +297,7 @@ func TestDirectoryDeleted(t *testing.T) {
 	}
 }
 
-// The names of places lead where the inputs do that they were made of.
+// The names of places lead to the same machines as the inputs that they were made from.
 func TestNamesOfPlaces(t *testing.T) {
 	s := sshtest.Start(t, sshtest.Options{Silent: true})
 	o := attachTo(t, s, nil)
@@ -299,7 +315,7 @@ func TestNamesOfPlaces(t *testing.T) {
 		{in: map[string]string{"ssh_target": "build"}, want: "build?ssh_target=build&workspace_dir=" + s.Dir + "/build"},
 		{in: map[string]string{"vm": "vm", "tunnel_port": "2200"}, want: "vm?tunnel_port=2200"},
 		{in: map[string]string{"vm": "vm", "ssh_target": "ci@10.0.0.1"}, want: "vm?ssh_target=ci%4010.0.0.1"},
-		{in: map[string]string{"vm": "vm"}, host: "localhost", want: "vm"}, // it is from there that it is reached
+		{in: map[string]string{"vm": "vm"}, host: "localhost", want: "vm"}, // the machine is reached from there
 		{in: map[string]string{"tunnel_port": "2200"}, want: "127.0.0.1?ssh_target=127.0.0.1&tunnel_port=2200&workspace_dir=" + s.Dir + "/build"},
 		{in: map[string]string{"tunnel_port": "2200"}, host: "localhost", want: "127.0.0.1?ssh_target=127.0.0.1&tunnel_port=2200&workspace_dir=" + s.Dir + "/build"},
 	} {
@@ -314,7 +330,7 @@ func TestNamesOfPlaces(t *testing.T) {
 	}
 }
 
-// What a spec gets wrong is refused before a machine is asked.
+// Mistakes in a spec are refused before a machine is asked.
 func TestRefused(t *testing.T) {
 	s := sshtest.Start(t, sshtest.Options{Silent: true})
 	o := attachTo(t, s, nil)
@@ -358,7 +374,7 @@ func TestRefused(t *testing.T) {
 			kind(t, err, c.kind, c.say)
 		})
 	}
-	if left, _ := filepath.Glob(o.Dir + "/box/*"); len(left) > 0 || strings.Contains(s.Log(), "Accepted") {
+	if left, _ := filepath.Glob(o.Dir + "/notes/*.note"); len(left) > 0 || strings.Contains(s.Log(), "Accepted") {
 		t.Errorf("something was made: %q", left)
 	}
 }
@@ -414,7 +430,7 @@ func TestMachineIsChecked(t *testing.T) {
 	})
 }
 
-// Teardown ends what belongs to the sandbox, wherever it went, and nothing else.
+// Teardown ends all processes of the sandbox, wherever they went, and no others.
 func TestTeardownEndsProcesses(t *testing.T) {
 	s := sshtest.Start(t, sshtest.Options{Silent: true})
 	o := attachTo(t, s, nil)
@@ -425,12 +441,12 @@ func TestTeardownEndsProcesses(t *testing.T) {
 		out, _ := exec.Command("pgrep", "-xf", "sleep "+n).Output()
 		return strings.TrimSpace(string(out))
 	}
-	// Left the session; left the tree and the directory; dropped its environment but
-	// stands in the workspace.
+	// One has left the session; one the tree and the directory; one has dropped its
+	// environment but is in the workspace.
 	mine, others := strconv.Itoa(1_000_000+rand.IntN(1e9)), strconv.Itoa(1_000_000+rand.IntN(1e9))
 	run(t, e, h, `exec </dev/null >/dev/null 2>&1; setsid sleep `+mine+` & (cd / && (sleep `+mine+` &)); env -i sleep `+mine+` &`)
 	run(t, e, other, `exec </dev/null >/dev/null 2>&1; setsid sleep `+others+` &`)
-	for end := time.Now().Add(time.Minute); len(strings.Fields(sleeps(mine))) != 3 || len(strings.Fields(sleeps(others))) != 1; time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(busy); len(strings.Fields(sleeps(mine))) != 3 || len(strings.Fields(sleeps(others))) != 1; time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("before the teardown run %q and %q", sleeps(mine), sleeps(others))
 		}
@@ -453,8 +469,8 @@ func TestTeardownEndsProcesses(t *testing.T) {
 	}
 }
 
-// A machine that cannot be reached is not one whose sandboxes are gone, and everything
-// is found again when it is back.
+// A machine that cannot be reached does not mean that its sandboxes are gone, and all of
+// them are found again when it is back.
 func TestMachineAway(t *testing.T) {
 	s := sshtest.Start(t, sshtest.Options{Silent: true})
 	relay := sshtest.NewRelay(t, s.Port, 0)
@@ -501,21 +517,11 @@ func TestKilledAtAnyMoment(t *testing.T) {
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(time.Duration(300+rand.IntN(1500)+400*max(0, i-5)) * time.Millisecond) // longer where nothing came of it yet
+		time.Sleep(time.Duration(300+rand.IntN(1500)+400*max(0, i-5)) * time.Millisecond) // longer if nothing was made yet
 		cmd.Process.Kill()
 		cmd.Wait()
 	}
-	e := o.opened(t)
-	n := 0
-	for h, err := range e.ListRunning(t.Context(), o.Owner) {
-		if err != nil {
-			t.Fatal(err)
-		}
-		n++
-		if _, err := e.Teardown(t.Context(), h); err != nil {
-			t.Errorf("Teardown(%s): %v", h.SandboxID, err)
-		}
-	}
+	n := endAll(t, o)
 	t.Logf("%d sandboxes were left", n)
 	base := filepath.Join(s.Dir, "build")
 	left, _ := filepath.Glob(base + "/sbx-*")
@@ -531,8 +537,8 @@ func TestKilledAtAnyMoment(t *testing.T) {
 	}
 }
 
-// The environment of a sandbox is on the machine for its account alone, and in no list of
-// processes.
+// Only the machine's account can read the environment of a sandbox, and no list of processes
+// shows it.
 func TestSecretsOnTheMachine(t *testing.T) {
 	s := sshtest.Start(t, sshtest.Options{Silent: true})
 	e := attachTo(t, s, nil).opened(t)
@@ -549,4 +555,20 @@ func TestSecretsOnTheMachine(t *testing.T) {
 	if _, err := e.Exec(t.Context(), h, cmd); err != nil || strings.TrimSpace(out.String()) != "0" {
 		t.Errorf("command lines with the secret: %q, %v", out.String(), err)
 	}
+}
+
+// endAll ends the sandboxes that another broker finds, and returns their number.
+func endAll(t *testing.T, o options) (n int) {
+	t.Helper()
+	e := o.opened(t)
+	for h, err := range e.ListRunning(t.Context(), o.Owner) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		n++
+		if _, err := e.Teardown(t.Context(), h); err != nil {
+			t.Errorf("Teardown(%s): %v", h.SandboxID, err)
+		}
+	}
+	return n
 }

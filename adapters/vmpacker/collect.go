@@ -12,8 +12,8 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/strictjson"
 )
 
-// hold finds the disk that the machine at p begins with, and writes down that p is based
-// on it before anybody may take it away.
+// hold finds the disk that the machine at p begins with, and records that p is based on
+// it before another call may remove it.
 func (e *extension) hold(ctx context.Context, p *place) error {
 	for {
 		disk, err := e.image(ctx, p.Shape.Image)
@@ -25,14 +25,14 @@ func (e *extension) hold(ctx context.Context, p *place) error {
 			p.Shape.Disk = disk
 			return nil
 		}
-		unlock, err := e.lock(ctx, "image."+key)
+		unlock, err := e.env.Notes.Lock(ctx, "image."+key)
 		if err != nil {
 			return err
 		}
 		_, gone := os.Stat(e.dir("image", key+".json"))
 		if gone == nil {
 			p.Shape.Disk = disk
-			err = e.remember(p)
+			err = e.remember(ctx, p)
 		}
 		unlock()
 		if gone == nil {
@@ -41,23 +41,23 @@ func (e *extension) hold(ctx context.Context, p *place) error {
 		if !errors.Is(gone, fs.ErrNotExist) {
 			return sandboxer.E(sandboxer.Unavailable, gone, "the record of image %s cannot be read", p.Shape.Image)
 		}
-		// It was old, and was collected between the two: it is built again.
+		// It was old, and was collected in between: build it again.
 	}
 }
 
-// keyOf tells the key of an image that Packer built from the name of its file.
+// keyOf returns the key of an image that Packer built from the name of its file.
 func (e *extension) keyOf(disk string) (key string, ours bool) {
 	name, ours := strings.CutPrefix(disk, e.dir("image")+string(os.PathSeparator))
 	return strings.TrimSuffix(name, ".qcow2"), ours
 }
 
-// failedLogs is how long the log of a build that came to nothing is kept.
+// failedLogs is how long the log of a failed build is kept.
 const failedLogs = 7 * 24 * time.Hour
 
-// collect removes images that Packer built, if a newer one of the same name is there or
-// nobody is configured to use the name, and neither a machine nor a snapshot is based on
-// them; and what builds left that came to nothing. What another process is busy with is
-// left to the next time, and so is what cannot be told.
+// collect removes images that Packer built if there is a newer one of the same name, or
+// no configuration uses the name, and if neither a machine nor a snapshot is based on
+// them; and the remains of failed builds. It leaves to the next time what another
+// process uses, and what it cannot check.
 func (e *extension) collect(ctx context.Context) {
 	records := map[string]artefact{}
 	newest := map[string]artefact{}
@@ -73,7 +73,7 @@ func (e *extension) collect(ctx context.Context) {
 		}
 		fi, err := f.Info()
 		if err != nil || kind == "log" && time.Since(fi.ModTime()) < failedLogs {
-			continue // by itself no reason to look closer
+			continue // a log alone is no reason to check its key
 		}
 		keys[key] = true
 		if kind != "json" {
@@ -107,20 +107,20 @@ func (e *extension) collect(ctx context.Context) {
 
 var errPinned = errors.New("a machine or a snapshot is based on it")
 
-// discard removes what there is under key, if nothing is based on it.
+// discard removes all files of key, if nothing is based on it.
 func (e *extension) discard(ctx context.Context, key string, built bool) error {
 	c, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
 	defer cancel()
-	unlock, err := e.lock(c, "image."+key)
+	unlock, err := e.env.Notes.Lock(c, "image."+key)
 	if err != nil {
-		return err // it is being built, or a machine is about to be based on it
+		return err // it is being built, or a machine will be based on it
 	}
 	defer unlock()
 	record := e.dir("image", key+".json")
 	if _, err := os.Stat(record); built != (err == nil) {
 		return errors.New("it has changed meanwhile")
 	}
-	based, err := e.based()
+	based, err := e.based(ctx)
 	if err != nil {
 		return err
 	}
@@ -139,12 +139,12 @@ func (e *extension) discard(ctx context.Context, key string, built bool) error {
 	return nil
 }
 
-// based returns the disks that machines and snapshots begin with. Machines are looked at
-// twice: a machine may become a snapshot meanwhile, and a snapshot a machine.
-func (e *extension) based() (map[string]bool, error) {
+// based returns the disks that machines and snapshots are based on. It reads the
+// machines twice: a machine may become a snapshot meanwhile, and a snapshot a machine.
+func (e *extension) based(ctx context.Context) (map[string]bool, error) {
 	all := map[string]bool{}
 	machines := func() error {
-		noted, err := e.noted()
+		noted, err := e.noted(ctx)
 		for _, p := range noted {
 			if p.Kind == managed {
 				all[p.Shape.Disk] = true
@@ -162,7 +162,7 @@ func (e *extension) based() (map[string]bool, error) {
 	for _, d := range snaps {
 		s, err := e.savedAs(d.Name())
 		if sandboxer.KindOf(err) == sandboxer.NotFound {
-			continue // it is being taken, from a machine that is noted
+			continue // it is being made, of a machine with a note
 		}
 		if err != nil {
 			return nil, err

@@ -9,8 +9,7 @@ import (
 )
 
 // Discover implements sandboxer.Discoverer. A machine that cannot be reached is an error
-// only if nothing was found: what was not found may be there. The stamp is kept with the
-// workspace on its machine, and that of a machine of its own here.
+// only if nothing was found: the sandbox may be there.
 func (e *extension) Discover(ctx context.Context, id string) (sandboxer.Found, error) {
 	var best *place
 	var failed error
@@ -33,19 +32,16 @@ func (e *extension) Discover(ctx context.Context, id string) (sandboxer.Found, e
 	if err := e.complete(ctx, best); err != nil {
 		return sandboxer.Found{}, err
 	}
-	if noted, err := e.recall(best.ID, best.Generation); err == nil {
-		best.Stamp = noted.Stamp
-	}
-	return sandboxer.Found{Handle: best.handle(), Stamp: best.Stamp}, nil
+	return sandboxer.Found{Handle: best.handle()}, nil
 }
 
 func missing(id string) error {
 	return sandboxer.E(sandboxer.NotFound, nil, "there is no sandbox %s", id)
 }
 
-// ListRunning implements sandboxer.Lister: what is on the configured machines and on
-// those that records of sandboxes name. A machine that cannot be reached is an error, after
-// everything else was yielded.
+// ListRunning implements sandboxer.Lister: it lists the sandboxes on the configured
+// machines and on those in records of sandboxes. A machine that cannot be reached is an
+// error, yielded last.
 func (e *extension) ListRunning(ctx context.Context, owner string) iter.Seq2[sandboxer.Handle, error] {
 	return func(yield func(sandboxer.Handle, error) bool) {
 		var failed error

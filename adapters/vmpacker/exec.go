@@ -13,7 +13,7 @@ func (e *extension) Exec(ctx context.Context, h sandboxer.Handle, cmd sandboxer.
 		return sandboxer.Exit{}, err
 	}
 	if p.Kind == managed {
-		if err := e.machineIs(p); err != nil {
+		if err := e.machineIs(ctx, p); err != nil {
 			return sandboxer.Exit{}, err
 		}
 	}

@@ -5,11 +5,11 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"sync"
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/agent"
+	"github.com/sand-boxer/sandboxer/internal/notes"
 	"github.com/sand-boxer/sandboxer/internal/program"
 	"github.com/sand-boxer/sandboxer/internal/sshrun"
 	"github.com/sand-boxer/sandboxer/internal/wholefile"
@@ -17,7 +17,7 @@ import (
 
 // extension is the sandboxer.Extension.
 type extension struct {
-	// What the agent in a sandbox can do: agent.Capabilities.
+	// The methods of the agent in a sandbox: agent.Capabilities.
 	sandboxer.AgentDialer
 	sandboxer.ProcessManager
 	sandboxer.Watcher
@@ -30,9 +30,7 @@ type extension struct {
 	accel accel
 	packs builds
 
-	mu     sync.Mutex
-	busy   map[string]*keyLock
-	agents map[string]*agentClient // by key of the place
+	agents agent.Clients // by key of the place
 
 	programs program.Finder
 }
@@ -61,28 +59,27 @@ var _ interface {
 } = (*extension)(nil)
 
 func open(ctx context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extension, error) {
-	e := &extension{cfg: cfg, env: env, log: env.Log, hosts: sshrun.NewRegistry(env.Hosts), busy: map[string]*keyLock{}, agents: map[string]*agentClient{}}
+	if err := notes.Move(ctx, env.Notes, filepath.Join(env.Dir, "box"), ".json"); err != nil {
+		return nil, err
+	}
+	e := &extension{cfg: cfg, env: env, log: env.Log, hosts: sshrun.NewRegistry(env.Hosts)}
 	inside := agent.Capabilities{Open: e.openAgent}
 	e.AgentDialer, e.ProcessManager, e.Watcher = inside, inside, inside
 	if e.log == nil {
 		e.log = slog.New(slog.DiscardHandler)
 	}
-	for _, d := range []string{"box", "lock", "vm", "image", "snap"} {
+	for _, d := range []string{"vm", "image", "snap"} {
 		if err := os.MkdirAll(e.dir(d), 0o700); err != nil {
 			return nil, sandboxer.E(sandboxer.Unavailable, err, "the directory of %s cannot be made", env.Extension)
 		}
 		if err := wholefile.Sweep(e.dir(d)); err != nil {
-			e.log.Warn("what a former server was writing stays", "extension", env.Extension, "err", err)
+			e.log.Warn("unfinished files of a former server could not be removed", "extension", env.Extension, "err", err)
 		}
 	}
-	transport := cfg.Transport
-	if transport == "auto" {
-		transport = ""
-	}
 	var err error
-	o := sshrun.Options{Transport: transport, Config: cfg.SSHConfig, Log: e.log}
+	o := sshrun.Options{Config: cfg.SSHConfig, Log: e.log}
 	if len(cfg.Images) > 0 {
-		o.ConnectTimeout = time.Minute // an emulated machine thinks long about keys
+		o.ConnectTimeout = time.Minute // an emulated machine takes long to agree on keys
 	}
 	if e.pool, err = sshrun.New(o); err != nil {
 		return nil, err
@@ -98,17 +95,13 @@ func open(ctx context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extensi
 	return e, nil
 }
 
-// Close ends connections; sandboxes go on.
+// Close ends connections; sandboxes continue.
 func (e *extension) Close() error {
-	e.mu.Lock()
-	for _, c := range e.agents {
-		c.Close()
-	}
-	e.mu.Unlock()
+	_ = e.agents.Close()
 	return e.pool.Close()
 }
 
-// Without implements sandboxer.Narrower: a machine that is somebody else's is neither
+// Without implements sandboxer.Narrower: a machine that is only attached is neither
 // saved nor paused, and without its program there is no agent.
 func (e *extension) Without() (without []sandboxer.Capability) {
 	if len(e.cfg.Images) == 0 {

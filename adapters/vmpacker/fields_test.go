@@ -1,30 +1,32 @@
 package vmpacker
 
 import (
-	"log/slog"
+	"cmp"
 	"testing"
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/fieldtest"
+	"github.com/sand-boxer/sandboxer/internal/notes"
 	"github.com/sand-boxer/sandboxer/internal/sshrun"
 )
 
-// TestSpecFields: of each field of a spec it is known what becomes of it; what could not be
-// kept is refused, on a machine that is attached to and on one that is made of an image.
+// TestSpecFields: the effect of each field of a spec is known; one that could not be
+// enforced is refused, on an attached machine and on a managed one.
 func TestSpecFields(t *testing.T) {
-	env := sandboxer.Env{Dir: t.TempDir(), Extension: "ext.vm"}
-	pool, err := sshrun.New(sshrun.Options{Transport: "native", Log: slog.New(slog.DiscardHandler)}) // asks nobody
+	dir := t.TempDir()
+	env := sandboxer.Env{Dir: dir, Extension: "ext.vm", Notes: notes.New(dir, "ext.vm", nil)}
+	pool, err := sshrun.New(sshrun.Options{}) // it makes no connection
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer pool.Close()
-	e := &extension{env: env, cfg: Config{Capacity: 1, WorkspaceDir: "/w"}, pool: pool, hosts: sshrun.NewRegistry(t.TempDir()), busy: map[string]*keyLock{}}
+	e := &extension{env: env, cfg: Config{Capacity: 1, WorkspaceDir: "/w"}, pool: pool, hosts: sshrun.NewRegistry(t.TempDir())}
 	broker := "the broker's business"
 	kept := func(more fieldtest.Withheld) fieldtest.Withheld {
 		out := fieldtest.Withheld{
 			"ID": "names the object", "Generation": "names the object", "Owner": "names the object", "Profile": broker, "Consumer": broker, "Tenant": broker,
 			"Env": "of every command", "Labels": broker, "Ports": "in its note", "User": "of commands", "Fuse": "nobody there would keep it; the sweep is the one that ends it",
-			"Warm": "nothing to prepare", "Vouched": "asked by internal/backend", "Place": "the machine it is made on", "Stamp": "in its note",
+			"Warm": "nothing to prepare", "Vouched": "asked by internal/backend", "Place": "the machine it is made on",
 		}
 		for k, v := range more {
 			out[k] = v
@@ -32,7 +34,7 @@ func TestSpecFields(t *testing.T) {
 		return out
 	}
 	values := fieldtest.Values{"Env[key]": {"A", "A"}, "User": {"ci", "ci"}, "Network.Mode": {sandboxer.NetworkPublic, sandboxer.NetworkPublic}}
-	take := func(s sandboxer.Spec) error { _, err := e.resolve(s); return err }
+	take := func(s sandboxer.Spec) error { _, err := e.resolve(s); return cmp.Or(s.Network.Check(), err) }
 	attach := sandboxer.Spec{ID: "x", Generation: 1, Owner: "test", Inputs: map[string]string{"vm": "vm"}}
 	fieldtest.Taken(t, attach, values, take, kept(nil))
 

@@ -16,10 +16,10 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/sshrun"
 )
 
-// A guest is the inside of a sandbox, as it is reached over SSH.
+// A guest is the inside of a sandbox, reached over SSH.
 type guest struct {
 	host *sshrun.Host
-	rec  string // the directory with what is remembered there
+	rec  string // the directory with the sandbox's data there
 	dir  string // the workspace
 	mark string // SANDBOXER_SANDBOX in the environment of everything that runs in it
 	user string // default user of commands
@@ -54,7 +54,7 @@ func checkUser(u string) error {
 	return nil
 }
 
-// exports is text for a shell that sets env.
+// exports is shell text that sets env.
 func exports(env map[string]string) string {
 	var b strings.Builder
 	for _, k := range slices.Sorted(maps.Keys(env)) {
@@ -63,14 +63,14 @@ func exports(env map[string]string) string {
 	return b.String()
 }
 
-// goneCode is how a command's wrapper ends when the sandbox is not there; it means that
-// only if a look confirms it.
+// goneCode is the exit code of a command's wrapper if the sandbox does not exist; it has that
+// meaning only if a look confirms it.
 const goneCode = 119
 
-// enter runs "$@" inside: $1 is the directory with what is remembered, $2 the mark, $3 as whom
-// ("" or uid:gid). A shell's own environment, as others see it, is the one that it was
-// started with. Therefore the second shell is started with the mark and looks again: a
-// teardown takes away ready, then ends what carries the mark, and so misses nothing.
+// enter runs "$@" inside: $1 is the directory with the sandbox's data, $2 the mark, $3 the
+// user ("" or uid:gid). The environment of a shell that others see is the one at its start.
+// Therefore the second shell is started with the mark and checks again: a teardown removes
+// ready, then ends all marked processes, and so misses none.
 const enter = `
 [ -e "$1/ready" ] && [ -r "$1/env" ] || exit 119
 . "$1/env"
@@ -121,8 +121,8 @@ func (g *guest) exec(ctx context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, er
 	return x, err
 }
 
-// ranOut reports whether the machine's kernel ended something for want of memory within the
-// last d. It says so in its log, and nowhere else of which process.
+// ranOut reports whether the machine's kernel killed a process for memory within the last d.
+// Only the kernel's log shows that, and not whose process it was.
 func (g *guest) ranOut(ctx context.Context, d time.Duration) bool {
 	_, err := g.host.Output(ctx, `
 dmesg 2>/dev/null | awk -v up="$(cut -d ' ' -f 1 /proc/uptime)" -v d="$1" '
@@ -140,10 +140,10 @@ func checkCmdEnv(env map[string]string) error {
 	return nil
 }
 
-// resolve says as uid:gid who user is, "" if it is whom commands run as anyway.
+// resolve returns user as uid:gid, or "" if commands run as that user anyway.
 func (g *guest) resolve(ctx context.Context, user string) (string, error) {
 	who, gid, _ := strings.Cut(user, ":")
-	// What a table of users holds is asked for by name, then by number.
+	// Look up passwd by name, then by number.
 	out, err := g.host.Output(ctx, `
 echo "$(id -u) $(id -g)"
 if command -v getent >/dev/null; then l=$(getent passwd "$1"); else l=$(awk -F: -v u="$1" '$1 == u || $3 == u { print; exit }' /etc/passwd); fi
@@ -177,15 +177,15 @@ echo "$l"`, who)
 	return uid + ":" + gid, nil
 }
 
-// owned prints the processes that carry $1, NAME=value, in their environment.
+// owned prints the processes with $1, NAME=value, in their environment.
 const owned = `
 for p in $(grep -lsF "$1" /proc/[0-9]*/environ 2>/dev/null); do
 	p=${p#/proc/} p=${p%/environ}
 	tr '\0' '\n' <"/proc/$p/environ" 2>/dev/null | grep -qxF "$1" && echo "$p"
 done`
 
-// mayDial ends with 0 if a process that carries $1 listens on the port $2, in
-// hexadecimal; 3 if somebody else does, or nobody.
+// mayDial ends with 0 if a process marked with $1 listens on the port $2, in
+// hexadecimal; 3 if another process does, or none.
 const mayDial = `
 n=$(cat /proc/net/tcp /proc/net/tcp6 2>/dev/null | awk -v p=":$2" '$4 == "0A" && substr($2, length($2) - 4) == p { print $10 }')
 [ -n "$n" ] || exit 3
@@ -217,16 +217,16 @@ func (g *guest) dial(ctx context.Context, port int) (net.Conn, error) {
 	return c, err
 }
 
-// figures prints how many kilobytes the workspace $2 has, and for what carries $1: how
-// many processes and how many kilobytes of memory that they do not share.
+// figures prints the size of the workspace $2 in kilobytes, and for the processes marked
+// with $1: their number and their unshared memory in kilobytes.
 const figures = `
 echo "$(du -sk "$2" 2>/dev/null | awk '{print $1}')"
 ` + owned + ` | { n=0 m=0; while read -r p; do
 	n=$((n+1)); k=$(awk '$1 == "RssAnon:" { print $2 }' "/proc/$p/status" 2>/dev/null)
 	m=$((m + ${k:-0})); done; echo "$n $m"; }`
 
-// stats measures what can be measured of processes on somebody else's machine: there is
-// no account of those that have ended.
+// stats measures processes on an attached machine as far as possible: there is no account of
+// ended ones.
 func (g *guest) stats(ctx context.Context) (sandboxer.Stats, error) {
 	out, err := g.host.Output(ctx, figures, markName+"="+g.mark, g.dir)
 	if err != nil {
@@ -241,5 +241,5 @@ func (g *guest) stats(ctx context.Context) (sandboxer.Stats, error) {
 	return s, nil
 }
 
-// patience bounds what is done although the caller left.
+// patience bounds work that continues after its caller has left.
 const patience = 20 * time.Second

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// dialBelow connects to a socket in dir, whose name may be longer than a socket's
+// dialBelow connects to a socket in dir; its path may be longer than a socket's
 // address.
 func dialBelow(ctx context.Context, dir, name string) (net.Conn, error) {
 	d, err := os.Open(dir)
@@ -25,8 +25,8 @@ func dialBelow(ctx context.Context, dir, name string) (net.Conn, error) {
 	return new(net.Dialer).DialContext(ctx, "unix", fmt.Sprintf("/proc/self/fd/%d/%s", d.Fd(), name))
 }
 
-// endAll kills what find lists, until it lists nothing, and fails where it cannot tell. A number may be another process
-// by the time it is used: what holds it is looked at again once it is pinned.
+// endAll kills the processes that find lists, until it lists none, and fails if it cannot check them. A number may have
+// been reused: endAll checks the process again once it is pinned.
 func endAll(ctx context.Context, find func() ([]int, error)) error {
 	for {
 		pids, err := find()
@@ -36,7 +36,7 @@ func endAll(ctx context.Context, find func() ([]int, error)) error {
 		for _, pid := range pids {
 			fd, err := unix.PidfdOpen(pid, 0)
 			if err != nil {
-				continue // it ended, or the next look says what is the matter
+				continue // it ended, or the next look shows the error
 			}
 			if now, err := find(); err == nil && slices.Contains(now, pid) {
 				_ = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
@@ -70,7 +70,7 @@ func used(pid int) (cpu time.Duration, memory int64, err error) {
 // apart starts a process in a session of its own.
 func apart() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setsid: true} }
 
-// mortal starts a process that is asked to end when the thread that started it ends.
+// mortal starts a process that gets a signal to end when its parent thread ends.
 func mortal() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGTERM}
 }

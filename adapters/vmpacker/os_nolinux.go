@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// Machines are managed on Linux only: their processes are found in /proc.
+// Managed machines need Linux: their processes are found in /proc.
 const managedWorks = false
 
 func dialBelow(ctx context.Context, dir, name string) (net.Conn, error) {

@@ -26,26 +26,26 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/procs"
+	"github.com/sand-boxer/sandboxer/internal/subprocess"
 	"github.com/sand-boxer/sandboxer/internal/wholefile"
 )
 
-// Packer says how an image is built. Packer itself is whichever is installed, from
-// version 1.6 on.
+// Packer says how to build an image. It uses the installed Packer, from version 1.6 on.
 type Packer struct {
 	Template  string                      `yaml:"template" json:"template,omitempty" required:"true" format:"abspath" help:"The template: a file, or a directory of HCL files. It is built in an empty directory, so it names files of its own by path.root or template_dir."`
 	Variables map[string]string           `yaml:"variables" json:"variables,omitempty" text:"any" help:"Variables of the template."`
-	Secrets   map[string]sandboxer.Secret `yaml:"secrets" json:"secrets,omitempty" help:"Variables whose values are nobody's business."`
-	Base      string                      `yaml:"base" json:"base,omitempty" format:"abspath" help:"A file that the build starts from: when it changes, the image is built anew."`
-	Timeout   time.Duration               `yaml:"timeout" json:"timeout,omitempty" help:"How long a build may take; 1h if left out."`
+	Secrets   map[string]sandboxer.Secret `yaml:"secrets" json:"secrets,omitempty" help:"Variables with secret values."`
+	Base      string                      `yaml:"base" json:"base,omitempty" format:"abspath" help:"A file that the build starts from: when it changes, the image is built again."`
+	Timeout   time.Duration               `yaml:"timeout" json:"timeout,omitempty" help:"Maximum duration of a build; 1h if left out."`
 }
 
-// builds are those under way in this process, by key.
+// builds are those in progress in this process, by key.
 type builds struct {
 	mu  sync.Mutex
 	all map[string]*build
 }
 
-// A build is shared by everybody who waits for the same image. It ends with the last of
+// A build is shared by all callers that wait for the same image. It ends with the last of
 // them.
 type build struct {
 	done    chan struct{}
@@ -64,7 +64,7 @@ func (b *build) report(p sandboxer.Progress) {
 	b.step = p
 }
 
-// buildMark is in the environment of everything that a build starts.
+// buildMark is in the environment of all processes of a build.
 const buildMark = "SANDBOXER_BUILD"
 
 // An artefact is the record of an image that Packer built.
@@ -80,7 +80,7 @@ type artefact struct {
 	Log      string    `json:"log"`
 }
 
-// image returns the disk image of that name, built if it is missing.
+// image returns the disk image of that name, and builds it if it is missing.
 func (e *extension) image(ctx context.Context, name string) (string, error) {
 	img := e.cfg.Images[name]
 	if img.Packer == nil {
@@ -100,13 +100,13 @@ func (e *extension) image(ctx context.Context, name string) (string, error) {
 		}
 		disk, err := e.shared(ctx, name, key, img.Packer)
 		if sandboxer.KindOf(err) == sandboxer.Canceled && ctx.Err() == nil {
-			continue // others called it off
+			continue // other callers cancelled it
 		}
 		return disk, err
 	}
 }
 
-// key names what an image is built from: template, variables and base.
+// key is computed from what an image is built from: template, variables and base.
 func (p *Packer) key() (string, error) {
 	h := sha256.New()
 	add := func(label string, size int64, r io.Reader) error {
@@ -168,7 +168,7 @@ func (p *Packer) values() map[string]string {
 	return all
 }
 
-// shared waits for the build of an image, which it begins if nobody has.
+// shared waits for the build of an image, and starts it if no other call has.
 func (e *extension) shared(ctx context.Context, name, key string, p *Packer) (string, error) {
 	e.packs.mu.Lock()
 	b := e.packs.all[key]
@@ -180,7 +180,8 @@ func (e *extension) shared(ctx context.Context, name, key string, p *Packer) (st
 		}
 		e.packs.all[key] = b
 		go func() {
-			// Nobody listens on its context: waiters pass on what it reports.
+			// Its context is not the callers': those that wait report its progress
+			// themselves.
 			b.disk, b.err = e.build(sandboxer.WithProgress(c, b.report), name, key, p)
 			if b.err == nil {
 				e.collect(c)
@@ -205,12 +206,12 @@ func (e *extension) shared(ctx context.Context, name, key string, p *Packer) (st
 			b.waiters--
 			last := b.waiters == 0
 			if last && e.packs.all[key] == b {
-				delete(e.packs.all, key) // who comes now begins anew
+				delete(e.packs.all, key) // the next call starts a new build
 			}
 			e.packs.mu.Unlock()
 			if last {
 				b.cancel()
-				<-b.done // with Packer's own cleaning
+				<-b.done // including Packer's own cleanup
 			}
 			return "", ctx.Err()
 		case <-time.After(200 * time.Millisecond):
@@ -224,9 +225,9 @@ func (e *extension) shared(ctx context.Context, name, key string, p *Packer) (st
 	}
 }
 
-// build runs Packer, unless another process has meanwhile.
+// build runs Packer, unless another process has done so meanwhile.
 func (e *extension) build(ctx context.Context, name, key string, p *Packer) (string, error) {
-	unlock, err := e.lock(ctx, "image."+key)
+	unlock, err := e.env.Notes.Lock(ctx, "image."+key)
 	if err != nil {
 		return "", err
 	}
@@ -235,7 +236,7 @@ func (e *extension) build(ctx context.Context, name, key string, p *Packer) (str
 	if _, err := os.Stat(record); err == nil {
 		return disk, nil
 	}
-	// Whoever built it before has died, or the lock would not be ours.
+	// The process that built it before has died, or we would not have the lock.
 	mark := buildMark + "=" + e.env.Owner + "/" + key
 	find := func() ([]int, error) { return procs.WithEnv(mark) }
 	if err := endAll(ctx, find); err != nil {
@@ -247,8 +248,8 @@ func (e *extension) build(ctx context.Context, name, key string, p *Packer) (str
 		return "", sandboxer.E(sandboxer.Unavailable, err, "the directory to build image %s in cannot be made", name)
 	}
 	defer os.RemoveAll(work)
-	// Packer's plugins listen on sockets there, whose names must be short; a name that
-	// can be told again is cleared by the next build if this one dies.
+	// Packer's plugins listen on sockets there, whose names must be short; a name that can
+	// be computed again is cleared by the next build if this one dies.
 	tmp := filepath.Join(os.TempDir(), "sandboxer-packer-"+hex.EncodeToString(sum[:6]))
 	if err := errors.Join(os.RemoveAll(tmp), os.Mkdir(tmp, 0o700)); err != nil {
 		return "", sandboxer.E(sandboxer.Unavailable, err, "the directory to build image %s in cannot be made", name)
@@ -267,7 +268,7 @@ func (e *extension) build(ctx context.Context, name, key string, p *Packer) (str
 	if err := os.WriteFile(vars, values, 0o600); err != nil {
 		return "", err
 	}
-	env := append(os.Environ(), mark, "CHECKPOINT_DISABLE=1", "PACKER_NO_COLOR=1", "PACKER_CACHE_DIR="+filepath.Join(work, "cache"), "TMPDIR="+tmp)
+	env := append(subprocess.Environ(subprocess.Packer), mark, "CHECKPOINT_DISABLE=1", "PACKER_NO_COLOR=1", "PACKER_CACHE_DIR="+filepath.Join(work, "cache"), "TMPDIR="+tmp)
 	over, err := inherited(mark)
 	if err != nil {
 		return "", sandboxer.E(sandboxer.Unavailable, err, "the build of image %s cannot be watched over", name)
@@ -328,7 +329,7 @@ func (e *extension) build(ctx context.Context, name, key string, p *Packer) (str
 	if err != nil {
 		return "", sandboxer.E(sandboxer.Failed, err, "the template of image %s built no disk that can be used: %v", name, err).WithHint("look at %s", log)
 	}
-	// A disk of its own, whatever it was based on, that nobody writes to again.
+	// A disk of its own, whatever it was based on, that is not written to again.
 	sandboxer.ReportProgress(ctx, sandboxer.Progress{Step: "keeping image " + name, Done: lines + 1})
 	made := disk + ".new"
 	if err := e.tool(ctx, "qemu-img", "convert", "-O", "qcow2", found, made); err != nil {
@@ -363,7 +364,7 @@ func old(version string) bool {
 	return err1 != nil || err2 != nil || major < 1 || major == 1 && minor < 6
 }
 
-// unescape undoes what -machine-readable does to text.
+// unescape reverses the escapes of -machine-readable.
 func unescape(s string) string {
 	return strings.NewReplacer("%!(PACKER_COMMA)", ",", `\n`, "\n", `\r`, "").Replace(s)
 }
@@ -383,7 +384,7 @@ func (e *extension) buildFailed(ctx context.Context, name, log, wrong string, er
 		}
 		return sandboxer.E(sandboxer.Canceled, err, "the build of image %s was called off", name)
 	}
-	// What Packer says may hold what is in the variables: it stays in the log.
+	// Packer's output may contain variables: it stays in the log.
 	if wrong != "" {
 		err = errors.Join(err, errors.New("packer has words about it in the log"))
 	}
@@ -400,7 +401,7 @@ func (e *extension) diskAmong(ctx context.Context, dir string, files []string) (
 		if fi, err := os.Stat(f); err != nil || !fi.Mode().IsRegular() {
 			continue
 		}
-		out, err := exec.CommandContext(ctx, "qemu-img", "info", "--output=json", f).Output()
+		out, err := subprocess.Command(ctx, subprocess.Tool, "qemu-img", "info", "--output=json", f).Output()
 		var info struct {
 			Format string
 			Size   int64 `json:"virtual-size"`
@@ -426,12 +427,12 @@ func digest(name string) (sum string, size int64, err error) {
 	return hex.EncodeToString(h.Sum(nil)), size, err
 }
 
-// grace is how long Packer may clean up once it was asked to end.
+// grace is how long Packer may clean up after the request to end.
 const grace = 20 * time.Second
 
-// heir waits for a word on its input, or for the end of who should have said it. Then
-// Packer, which is asked to end by the system, has ten seconds, and what carries $1 in its
-// environment after that is killed.
+// heir waits for a word on its input, or for the end of the process that should have
+// written it. Then Packer, which the system asks to end, has ten seconds; after that heir
+// kills all processes with $1 in their environment.
 const heir = `
 read -r word && exit 0
 left() { grep -lsaF "$1" /proc/[0-9]*/environ; }
@@ -442,9 +443,9 @@ for i in 1 2 3 4 5 6 7 8 9 10; do
 	sleep 0.1
 done`
 
-// inherited starts the heir of a build; done is to be called when the build is over.
+// inherited starts the heir of a build; the caller must call done when the build is over.
 func inherited(mark string) (done func(), err error) {
-	cmd := exec.Command("/bin/sh", "-c", heir, "sh", mark)
+	cmd := subprocess.Command(context.Background(), subprocess.Tool, "/bin/sh", "-c", heir, "sh", mark)
 	cmd.SysProcAttr = apart()
 	in, err := cmd.StdinPipe()
 	if err == nil {
@@ -460,9 +461,9 @@ func inherited(mark string) (done func(), err error) {
 	}, nil
 }
 
-// packer runs one command of Packer's. What it says goes to the log, not to a pipe: so
-// nothing holds it up, nor kills it, when this process dies, and it is asked to end then.
-// Called off, it may clean up; what is left after that, is killed.
+// packer runs one command of Packer. The output goes to the log, not to a pipe: so the
+// death of this process neither blocks nor kills it, and the system then asks it to end.
+// If it is cancelled, it may clean up; then the remaining processes are killed.
 func packer(ctx context.Context, dir string, env []string, log string, hear func(string), left func() ([]int, error), program string, args ...string) error {
 	out, err := os.OpenFile(log, os.O_WRONLY|os.O_APPEND, 0)
 	if err != nil {
@@ -477,12 +478,12 @@ func packer(ctx context.Context, dir string, env []string, log string, hear func
 	if _, err := in.Seek(0, io.SeekEnd); err != nil {
 		return err
 	}
-	cmd := exec.Command(program, args...)
+	cmd := subprocess.Command(context.Background(), subprocess.Packer, program, args...)
 	cmd.Dir, cmd.Env, cmd.Stdout, cmd.Stderr, cmd.SysProcAttr = dir, env, out, out, mortal()
 	ended := make(chan error, 1)
 	started := make(chan error, 1)
 	go func() {
-		// The thread that starts a mortal process must live as long as it.
+		// The thread that starts a mortal process must live as long as the process.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		err := cmd.Start()

@@ -17,8 +17,8 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// packed configures an image that the real Packer builds, by its null builder: all of
-// Packer runs but a machine. how is a shell script that makes $1, a disk.
+// packed configures an image that the real Packer builds, with its null builder: all of
+// Packer runs except a machine. how is a shell script that makes $1, a disk.
 func packed(t *testing.T, how string) (o options, template string) {
 	t.Helper()
 	for _, tool := range []string{"packer", "qemu-img"} {
@@ -45,7 +45,7 @@ func packed(t *testing.T, how string) (o options, template string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return options{Owner: "packed", Dir: t.TempDir(), Hosts: t.TempDir(), Config: map[string]any{
+	return options{Owner: owner + "-packed", Dir: t.TempDir(), Hosts: t.TempDir(), Config: map[string]any{
 		"accel": "tcg",
 		"images": map[string]any{"small": map[string]any{"memory": 64 << 20, "packer": map[string]any{
 			"template": template, "variables": map[string]string{"size": "8M"}, "secrets": map[string]string{"token": "canary-token"},
@@ -63,14 +63,14 @@ func buildsOf(t *testing.T, template string) int {
 }
 
 func packedOrder(id string) sandboxer.Spec {
-	return sandboxer.Spec{ID: id, Generation: 1, Owner: "packed", Image: "small"}
+	return sandboxer.Spec{ID: id, Generation: 1, Owner: owner + "-packed", Image: "small"}
 }
 
 // The disks here do not start: a create that has its image waits for a machine that
-// never lets it in, and is called off then.
+// never accepts a login, and is then cancelled.
 func TestPackerBuildsOnce(t *testing.T) {
 	o, template := packed(t, `sleep 1; qemu-img create -q -f qcow2 "$1" $SIZE`)
-	a, b := o.opened(t), o.opened(t) // two processes, as it were
+	a, b := o.opened(t), o.opened(t) // as if two processes
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	var mu sync.Mutex
@@ -104,9 +104,7 @@ func TestPackerBuildsOnce(t *testing.T) {
 		}
 		return false
 	}
-	for end := time.Now().Add(2 * time.Minute); !saw("waiting for the machine") && time.Now().Before(end); {
-		time.Sleep(100 * time.Millisecond)
-	}
+	await(t, "the first machine to start", func() bool { return saw("waiting for the machine") })
 	cancel()
 	wg.Wait()
 	if n := buildsOf(t, template); n != 1 {
@@ -144,7 +142,7 @@ func TestPackerBuildsOnce(t *testing.T) {
 	}
 }
 
-// An image that a newer one has replaced goes with the last machine that is based on it.
+// A replaced image is removed with the last machine that is based on it.
 func TestPackerImagesAreCollected(t *testing.T) {
 	o, _ := packed(t, `qemu-img create -q -f qcow2 "$1" $SIZE`)
 	begin := func(o options, id string) (stop func()) {
@@ -164,7 +162,7 @@ func TestPackerImagesAreCollected(t *testing.T) {
 		case <-starts:
 		case err := <-done:
 			t.Fatalf("%s: %v", id, err)
-		case <-time.After(2 * time.Minute):
+		case <-time.After(busy):
 			t.Fatalf("%s does not start", id)
 		}
 		return func() {
@@ -189,8 +187,12 @@ func TestPackerImagesAreCollected(t *testing.T) {
 	if _, err := e.Teardown(t.Context(), sandboxer.Handle{SandboxID: "old"}); err != nil {
 		t.Error(err)
 	}
+	await(t, "the old image to be removed", func() bool {
+		o.opened(t) // it does not wait for locks
+		return len(images()) == 1
+	})
 	left, _ := filepath.Glob(o.Dir + "/image/*")
-	if n := images(); len(n) != 1 || n[0] == first[0] || len(left) != 3 {
+	if n := images(); n[0] == first[0] || len(left) != 3 {
 		t.Errorf("left over: %q", left)
 	}
 	stopNew()
@@ -224,7 +226,7 @@ func TestPackerFails(t *testing.T) {
 	kind(t, err, sandboxer.Unavailable, "SANDBOXER_PACKER_CMD")
 }
 
-// nothing of a build is left.
+// nothing checks that no process or file of a build is left.
 func nothing(t *testing.T, o options) {
 	t.Helper()
 	if n := building(); n != "" {
@@ -238,7 +240,7 @@ func nothing(t *testing.T, o options) {
 
 // building lists the processes of builds.
 func building() string {
-	out, _ := exec.Command("sh", "-c", `grep -lsaF "SANDBOXER_BUILD=packed/" /proc/[0-9]*/environ`).Output()
+	out, _ := exec.Command("sh", "-c", `grep -lsaF "SANDBOXER_BUILD=$1-packed/" /proc/[0-9]*/environ`, "sh", owner).Output()
 	return strings.TrimSpace(string(out))
 }
 
@@ -251,15 +253,13 @@ func TestPackerCalledOff(t *testing.T) {
 		_, err := e.Provision(ctx, packedOrder("off"))
 		done <- err
 	}()
-	for end := time.Now().Add(time.Minute); buildsOf(t, template) == 0 && time.Now().Before(end); {
-		time.Sleep(50 * time.Millisecond)
-	}
+	await(t, "the build", func() bool { return buildsOf(t, template) > 0 })
 	cancel()
 	kind(t, <-done, sandboxer.Canceled)
 	nothing(t, o)
 }
 
-// A broker that is killed takes its build with it.
+// A killed broker ends its build.
 func TestPackerDiesWithTheBroker(t *testing.T) {
 	o, template := packed(t, `sleep 1000`)
 	self, err := os.Executable()
@@ -276,9 +276,7 @@ func TestPackerDiesWithTheBroker(t *testing.T) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	for end := time.Now().Add(time.Minute); buildsOf(t, template) == 0 && time.Now().Before(end); {
-		time.Sleep(50 * time.Millisecond)
-	}
+	await(t, "the build", func() bool { return buildsOf(t, template) > 0 })
 	if building() == "" {
 		logs, _ := filepath.Glob(o.Dir + "/image/*.log")
 		for _, l := range logs {
@@ -289,16 +287,11 @@ func TestPackerDiesWithTheBroker(t *testing.T) {
 	}
 	cmd.Process.Kill()
 	cmd.Wait()
-	for end := time.Now().Add(time.Minute); building() != "" && time.Now().Before(end); {
-		time.Sleep(100 * time.Millisecond)
-	}
-	if n := building(); n != "" {
-		t.Errorf("processes left over: %s", n)
-	}
+	await(t, "the build to end", func() bool { return building() == "" })
 }
 
-// An image that Packer makes with a machine of its own, its qemu builder's, starts as a
-// machine of ours.
+// An image that Packer makes with a machine of its own, through its qemu builder,
+// starts as a managed machine.
 func TestPackerMachine(t *testing.T) {
 	if os.Getenv("SANDBOXER_TEST_VM") == "" {
 		t.Skip("takes long: it starts two machines; set SANDBOXER_TEST_VM=1")

@@ -5,26 +5,23 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"io/fs"
 	"maps"
 	"net/url"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/sand-boxer/sandboxer"
-	"github.com/sand-boxer/sandboxer/internal/filelock"
+	"github.com/sand-boxer/sandboxer/internal/notes"
 	"github.com/sand-boxer/sandboxer/internal/sshrun"
 	"github.com/sand-boxer/sandboxer/internal/strictjson"
-	"github.com/sand-boxer/sandboxer/internal/wholefile"
 )
 
 const placeVersion = 1
 
-// A place says where one sandbox is, in its handle. That of a machine of its own is also
-// written down here, before anything is made and until nothing is left, with what changes
-// about it. It holds no secret.
+// A place says where one sandbox is, in its handle. The place of a managed machine is also a
+// note, written before anything is made and kept until nothing is left, with the machine's
+// changing state. It holds no secret.
 type place struct {
 	V          int           `json:"v"`
 	ID         string        `json:"id"`
@@ -37,16 +34,15 @@ type place struct {
 	User       string        `json:"user,omitempty"`
 	Ports      []int         `json:"ports,omitempty"`
 
-	// Untouched says, in notes of earlier versions, that nothing was done for it on the
-	// machine to attach to.
+	// Untouched says, in notes of earlier versions, that nothing was done on the machine to
+	// attach to.
 	Untouched bool `json:"untouched,omitempty"`
 
 	Shape *shape `json:"shape,omitempty"` // of a machine of its own
 	State state  `json:"state,omitzero"`
-	Stamp []byte `json:"stamp,omitempty"` // of notes, not of handles
 
-	at       string // what the broker calls the place (extension.Place); as Host if empty
-	partial  bool   // it was found on its machine: what that keeps of it was not read
+	at       string // the broker's name of the place (extension.Place); as Host if empty
+	partial  bool   // it was found on its machine, and the data there was not read
 	capacity int
 	tools    []string
 }
@@ -54,64 +50,56 @@ type place struct {
 // The kinds of place.
 const attached = "attached"
 
-// key names the place among those of this installation.
+// key names the place within this installation.
 func (p *place) key() string { return p.ID + ".g" + strconv.Itoa(p.Generation) }
 
-// mark is what the sandbox's processes carry in their environment.
+// mark is in the environment of the sandbox's processes.
 func (p *place) mark() string { return sandboxer.ExternalName(p.Owner, p.ID, p.Generation) }
 
 func (p *place) handle() sandboxer.Handle {
-	bare := *p
-	bare.Stamp = nil
-	data, err := json.Marshal(bare)
+	data, err := json.Marshal(p)
 	if err != nil {
-		panic(err) // strings and numbers
+		panic(err) // strings and numbers only
 	}
 	return sandboxer.Handle{SandboxID: p.ID, Generation: p.Generation, Host: cmp.Or(p.at, p.Host), Ref: p.mark(), Data: data}
 }
 
-// remember writes the place of a machine of its own down, to the disk.
-func (e *extension) remember(p *place) error {
-	data, err := json.MarshalIndent(p, "", "  ")
-	if err == nil {
-		err = wholefile.Write(e.dir("box", p.key()+".json"), append(data, '\n'))
-	}
+// remember writes the note of a managed machine to the disk.
+func (e *extension) remember(ctx context.Context, p *place) error {
+	data, err := json.Marshal(p)
 	if err != nil {
-		return sandboxer.E(sandboxer.Unavailable, err, "it cannot be written down where sandbox %s is placed", p.ID)
+		return sandboxer.E(sandboxer.Internal, err, "where sandbox %s is placed does not encode", p.ID)
 	}
-	return nil
+	return e.env.Notes.Put(ctx, p.key(), data)
 }
 
-func (e *extension) forget(p *place) error {
-	if err := os.Remove(e.dir("box", p.key()+".json")); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return sandboxer.E(sandboxer.Unavailable, err, "the note on where sandbox %s was cannot be removed", p.ID)
-	}
-	return nil
+func (e *extension) forget(ctx context.Context, p *place) error {
+	return e.env.Notes.Delete(ctx, p.key())
 }
 
 // recall reads one note. NotFound: there is none.
-func (e *extension) recall(id string, generation int) (*place, error) {
-	return e.read((&place{ID: id, Generation: generation}).key())
+func (e *extension) recall(ctx context.Context, id string, generation int) (*place, error) {
+	return e.read(ctx, (&place{ID: id, Generation: generation}).key())
 }
 
-func (e *extension) read(key string) (*place, error) {
-	data, err := os.ReadFile(e.dir("box", key+".json"))
-	if errors.Is(err, fs.ErrNotExist) {
+func (e *extension) read(ctx context.Context, key string) (*place, error) {
+	n, err := e.env.Notes.Get(ctx, key)
+	if sandboxer.KindOf(err) == sandboxer.NotFound {
 		return nil, missing(key)
 	}
-	var p place
-	if err == nil {
-		err = p.decode(data)
+	if err != nil {
+		return nil, err
 	}
+	var p place
+	err = p.decode(n.Value)
 	if err == nil && (p.key() != key || p.Owner != e.env.Owner) {
 		err = errors.New("it is about another sandbox")
 	}
-	if sandboxer.KindOf(err) == sandboxer.Unavailable {
-		return nil, err
+	if err != nil && sandboxer.KindOf(err) != sandboxer.Unavailable {
+		err = notes.Damaged(e.env.Notes, key, err)
 	}
 	if err != nil {
-		return nil, sandboxer.E(sandboxer.Unavailable, err, "the note on where sandbox %s is cannot be read", key).
-			WithHint("look at %s", e.dir("box", key+".json"))
+		return nil, err
 	}
 	return &p, nil
 }
@@ -120,8 +108,8 @@ func (p *place) decode(data []byte) error {
 	var head struct {
 		V int `json:"v"`
 	}
-	if _, err := strictjson.DecodeStored(data, &head); err == nil && head.V > placeVersion { // whatever else is in it
-		// Not Unsupported: what has to be torn down waits for the upgrade.
+	if _, err := strictjson.DecodeStored(data, &head); err == nil && head.V > placeVersion { // whatever else it contains
+		// Not Unsupported: a teardown then waits for the upgrade.
 		return sandboxer.E(sandboxer.Unavailable, nil, "the note on where a sandbox is was written by a newer sandboxer (version %d; this program knows %d)", head.V, placeVersion).
 			WithHint("upgrade this program")
 	}
@@ -132,24 +120,20 @@ func (p *place) decode(data []byte) error {
 		return errors.New("it is of version " + strconv.Itoa(p.V))
 	}
 	if p.Kind == managed && p.Shape == nil {
-		p.Shape = &shape{} // found by its process alone
+		p.Shape = &shape{} // only its process is known
 	}
 	return errors.Join(sandboxer.CheckID(p.ID), checkBase(p.Base))
 }
 
 // noted returns every note.
-func (e *extension) noted() (all []*place, err error) {
-	files, err := os.ReadDir(e.dir("box"))
+func (e *extension) noted(ctx context.Context) (all []*place, err error) {
+	keys, err := e.env.Notes.List(ctx)
 	if err != nil {
-		return nil, sandboxer.E(sandboxer.Unavailable, err, "the notes on where sandboxes are cannot be read")
+		return nil, err
 	}
 	var errs []error
-	for _, f := range files {
-		key, ok := strings.CutSuffix(f.Name(), ".json")
-		if !ok {
-			continue
-		}
-		p, err := e.read(key)
+	for _, key := range keys {
+		p, err := e.read(ctx, key)
 		switch {
 		case sandboxer.KindOf(err) == sandboxer.NotFound: // removed meanwhile
 		case err != nil:
@@ -161,13 +145,13 @@ func (e *extension) noted() (all []*place, err error) {
 	return all, errors.Join(errs...)
 }
 
-// places returns where the sandbox of h may be: as it is noted here, as its handle says in
-// full, or where it is found: on the machine that the handle names, or else on every machine
-// that is known. Machines that could not be asked are an error, beside what the others have.
+// places returns where the sandbox of h may be: as noted here, as fully described by its
+// handle, or as found on the machine that the handle names, or else on every known machine.
+// Machines that could not be asked are an error, in addition to what the others have.
 func (e *extension) places(ctx context.Context, h sandboxer.Handle) ([]*place, error) {
 	var mine []*place
 	if h.Generation > 0 {
-		p, err := e.recall(h.SandboxID, h.Generation)
+		p, err := e.recall(ctx, h.SandboxID, h.Generation)
 		if err == nil {
 			return []*place{p}, nil
 		}
@@ -175,7 +159,7 @@ func (e *extension) places(ctx context.Context, h sandboxer.Handle) ([]*place, e
 			return nil, err
 		}
 	} else {
-		all, err := e.noted()
+		all, err := e.noted(ctx)
 		if err != nil {
 			return nil, err
 		}
@@ -207,9 +191,9 @@ func (e *extension) places(ctx context.Context, h sandboxer.Handle) ([]*place, e
 	return []*place{p}, nil
 }
 
-// unasked returns where the sandbox of h may be as far as is known without asking anybody.
-func (e *extension) unasked(h sandboxer.Handle) ([]*place, error) {
-	if p, err := e.recall(h.SandboxID, h.Generation); err == nil || sandboxer.KindOf(err) != sandboxer.NotFound {
+// unasked returns where the sandbox of h may be, without asking a machine.
+func (e *extension) unasked(ctx context.Context, h sandboxer.Handle) ([]*place, error) {
+	if p, err := e.recall(ctx, h.SandboxID, h.Generation); err == nil || sandboxer.KindOf(err) != sandboxer.NotFound {
 		return []*place{p}, err
 	}
 	if len(h.Data) > 0 || h.Host == "" {
@@ -230,7 +214,7 @@ func (e *extension) unasked(h sandboxer.Handle) ([]*place, error) {
 	return []*place{p}, nil
 }
 
-// placeOf returns the place that a handle holds.
+// placeOf returns the place in a handle.
 func (e *extension) placeOf(h sandboxer.Handle) (*place, error) {
 	var p place
 	if err := p.decode(h.Data); sandboxer.KindOf(err) == sandboxer.Unavailable {
@@ -242,7 +226,7 @@ func (e *extension) placeOf(h sandboxer.Handle) (*place, error) {
 	return &p, nil
 }
 
-// one returns where h's sandbox was placed, without asking the machine if it is known.
+// one returns where h's sandbox was placed, without asking the machine if that is known.
 func (e *extension) one(ctx context.Context, h sandboxer.Handle) (*place, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -261,9 +245,8 @@ func (e *extension) one(ctx context.Context, h sandboxer.Handle) (*place, error)
 }
 
 // Place implements sandboxer.Placer: the machine that the spec names, or this one for a
-// machine of its own. A machine to attach to is called by its alias, or else by its target,
-// with the inputs that say more of it behind a question mark: by that alone it is found
-// again (named).
+// managed machine. A machine to attach to is called by its alias, or else by its target, with
+// further inputs behind a question mark: this name alone is enough to find it again (named).
 func (e *extension) Place(_ context.Context, spec sandboxer.Spec, avoid []string) (string, error) {
 	p, err := e.resolve(spec)
 	if err != nil {
@@ -276,10 +259,10 @@ func (e *extension) Place(_ context.Context, spec sandboxer.Spec, avoid []string
 	return p.at, nil
 }
 
-// more are the inputs that a place has behind its question mark.
+// more are the inputs behind the question mark of a place.
 var more = []string{"ssh_target", "ssh_port", "tunnel_port", "workspace_dir"}
 
-// placeName is what the broker calls the machine that inputs lead to, with the alias if there
+// placeName is the broker's name of the machine that inputs describe, with the alias if there
 // is one.
 func (e *extension) placeName(alias string, in map[string]string) string {
 	name := cmp.Or(alias, in["ssh_target"])
@@ -289,7 +272,7 @@ func (e *extension) placeName(alias string, in map[string]string) string {
 			q.Set(k, v)
 		}
 	}
-	if alias == "" && plainName.MatchString(name) { // which an alias may come to be called, too
+	if alias == "" && plainName.MatchString(name) { // an alias could have this name, too
 		q.Set("ssh_target", name)
 		q.Set("workspace_dir", cmp.Or(in["workspace_dir"], e.cfg.WorkspaceDir))
 	}
@@ -299,7 +282,7 @@ func (e *extension) placeName(alias string, in map[string]string) string {
 	return name + "?" + strings.ReplaceAll(q.Encode(), "%2F", "/")
 }
 
-// named returns the machine to attach to that placeName called so.
+// named returns the machine to attach to with that placeName.
 func (e *extension) named(name string) (*place, error) {
 	alias, query, _ := strings.Cut(name, "?")
 	q, err := url.ParseQuery(query)
@@ -323,7 +306,7 @@ func (e *extension) declared(name string) bool {
 	if _, ok := e.cfg.VMs[name]; ok {
 		return true
 	}
-	recs, _ := e.hosts.Hosts() // what cannot be read is not told
+	recs, _ := e.hosts.Hosts() // without them the machine stays unnamed
 	return slices.ContainsFunc(recs, func(r sshrun.Record) bool { return r.Name == name })
 }
 
@@ -348,7 +331,7 @@ func (e *extension) search(ctx context.Context, h sandboxer.Handle) ([]*place, e
 	}
 	var found []*place
 	if here {
-		noted, err := e.noted()
+		noted, err := e.noted(ctx)
 		if err != nil {
 			failed = append(failed, err)
 		}
@@ -379,7 +362,7 @@ func (e *extension) search(ctx context.Context, h sandboxer.Handle) ([]*place, e
 	}
 	slices.Sort(away)
 	err := sandboxer.E(sandboxer.Unavailable, errors.Join(failed...), "sandbox %s may be on %s, which cannot be asked: %s", h.SandboxID, strings.Join(away, ", "), sandboxer.Message(failed[len(failed)-1]))
-	// A machine that a record alone names may be another tenant's.
+	// A machine that only a record names may be another tenant's.
 	told := slices.DeleteFunc(away, func(name string) bool { return name != h.Host && !e.declared(name) })
 	if len(told) == 0 {
 		told = []string{"a machine"}
@@ -388,18 +371,18 @@ func (e *extension) search(ctx context.Context, h sandboxer.Handle) ([]*place, e
 	return found, err.WithHint("%s", cmp.Or(sandboxer.HintOf(failed[len(failed)-1]), "bring it back; a host that is gone for good: sandboxer host rm --force NAME"))
 }
 
-// thisMachine is where machines of their own are.
+// thisMachine is the host of managed machines.
 const thisMachine = "localhost"
 
-// isConfigured reports whether an alias is that of a machine to attach to.
+// isConfigured reports whether an alias is configured for a machine to attach to.
 func (e *extension) isConfigured(alias string) bool {
 	_, err := e.machine(alias)
 	return sandboxer.KindOf(err) != sandboxer.NotFound
 }
 
-// known returns the machines to attach to that are configured, that earlier versions noted,
-// and that records of sandboxes name; with added also every host that was added. One that
-// only a request named, and whose record is lost, is not known.
+// known returns the machines to attach to that are configured, in notes of earlier versions,
+// or in records of sandboxes; with added also every host that was added. A machine from a
+// request whose record is lost is not known.
 func (e *extension) known(ctx context.Context, added bool) (at []*place, err error) {
 	type where struct{ name, base string }
 	seen := map[where]bool{}
@@ -413,7 +396,7 @@ func (e *extension) known(ctx context.Context, added bool) (at []*place, err err
 			at = append(at, p)
 		}
 	}
-	noted, err := e.noted()
+	noted, err := e.noted(ctx)
 	if err != nil {
 		errs = append(errs, err)
 	}
@@ -450,50 +433,4 @@ func (e *extension) known(ctx context.Context, added bool) (at []*place, err err
 		}
 	}
 	return at, errors.Join(errs...)
-}
-
-// keyLock is a lock for one thing; the last one to leave removes it.
-type keyLock struct {
-	held chan struct{}
-	refs int
-}
-
-// lock excludes everybody else, also other processes of this installation, from
-// changing what key names.
-func (e *extension) lock(ctx context.Context, key string) (unlock func(), err error) {
-	e.mu.Lock()
-	l := e.busy[key]
-	if l == nil {
-		l = &keyLock{held: make(chan struct{}, 1)}
-		e.busy[key] = l
-	}
-	l.refs++
-	e.mu.Unlock()
-	leave := func() {
-		e.mu.Lock()
-		defer e.mu.Unlock()
-		if l.refs--; l.refs == 0 {
-			delete(e.busy, key)
-		}
-	}
-	select {
-	case l.held <- struct{}{}:
-	case <-ctx.Done():
-		leave()
-		return nil, ctx.Err()
-	}
-	file, err := filelock.Take(ctx, e.dir("lock", key), filelock.Exclusive)
-	if err != nil {
-		<-l.held
-		leave()
-		if ctx.Err() != nil {
-			return nil, ctx.Err()
-		}
-		return nil, sandboxer.E(sandboxer.Unavailable, err, "the lock of %s cannot be taken", key)
-	}
-	return func() {
-		file.Remove()
-		<-l.held
-		leave()
-	}, nil
 }

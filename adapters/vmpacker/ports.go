@@ -7,15 +7,15 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// Dial implements sandboxer.Dialer. Sandboxes of one machine share its ports: a port is
-// the sandbox's if one of its processes listens on it.
+// Dial implements sandboxer.Dialer. Sandboxes of one machine share its ports: a port
+// belongs to the sandbox if one of its processes listens there.
 func (e *extension) Dial(ctx context.Context, h sandboxer.Handle, port int) (net.Conn, error) {
 	p, err := e.one(ctx, h)
 	if err != nil {
 		return nil, err
 	}
 	if p.Kind == managed {
-		if err := e.machineIs(p); err != nil {
+		if err := e.machineIs(ctx, p); err != nil {
 			return nil, err
 		}
 	}

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"maps"
-	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -13,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/inside"
 	"github.com/sand-boxer/sandboxer/internal/sshrun"
 )
 
@@ -22,8 +22,7 @@ func (e *extension) Check(_ context.Context, spec sandboxer.Spec) error {
 	return err
 }
 
-// resolve is what a spec amounts to, or why it is refused. Nothing is asked of a
-// machine.
+// resolve turns a spec into a place, or returns why it is refused. It asks no machine.
 func (e *extension) resolve(spec sandboxer.Spec) (*place, error) {
 	refuse := func(format string, args ...any) (*place, error) {
 		return nil, sandboxer.E(sandboxer.Unsupported, nil, "%s "+format, append([]any{e.env.Extension}, args...)...)
@@ -39,10 +38,8 @@ func (e *extension) resolve(spec sandboxer.Spec) (*place, error) {
 	case spec.Workspace != "":
 		return refuse("names workspaces itself; the input workspace_dir says in which directory")
 	}
-	if repo := spec.Inputs["repo"]; repo != "" {
-		if fi, err := os.Stat(repo); err != nil || !fi.IsDir() || !filepath.IsAbs(repo) {
-			return nil, sandboxer.E(sandboxer.Invalid, err, "input repo: %q is not a directory of this machine, written from the root", repo)
-		}
+	if err := inside.CheckRepo(spec); err != nil {
+		return nil, err
 	}
 	if spec.Image != "" && len(e.cfg.Images) > 0 {
 		return e.resolveManaged(spec)
@@ -54,20 +51,17 @@ func (e *extension) resolve(spec sandboxer.Spec) (*place, error) {
 	case spec.Limits != sandboxer.Limits{}:
 		return refuse("cannot enforce limits on a machine that it attaches to")
 	case spec.Network.Mode != "" || len(spec.Network.Allow) > 0:
-		if err := spec.Network.Check(); err != nil {
-			return nil, err
-		}
 		return refuse("cannot enforce the network policy %q on a machine that it attaches to: a sandbox there reaches what the machine reaches", spec.Network.Mode)
 	}
 	return e.attachment(spec)
 }
 
-// fromHere says that the host that spec names is the one from which its machine is reached.
+// fromHere reports whether the spec's host is the one from which its machine is reached.
 func fromHere(spec sandboxer.Spec) bool {
 	return spec.Host == thisMachine && (spec.Inputs["vm"] != "" || spec.Inputs["ssh_target"] != "" || spec.Inputs["tunnel_port"] != "")
 }
 
-// attachment finds out which machine a spec means.
+// attachment finds the machine that a spec means.
 func (e *extension) attachment(spec sandboxer.Spec) (*place, error) {
 	in := spec.Inputs
 	alias, host := in["vm"], spec.Host
@@ -87,7 +81,7 @@ func (e *extension) attachment(spec sandboxer.Spec) (*place, error) {
 	} else if host != "" && host != alias {
 		return nil, sandboxer.E(sandboxer.Invalid, nil, "the host %q is asked for, and by an input another machine", spec.Host)
 	}
-	p := &place{V: placeVersion, ID: spec.ID, Generation: spec.Generation, Owner: spec.Owner, Stamp: spec.Stamp, Kind: attached, User: spec.User, Ports: spec.Ports}
+	p := &place{V: placeVersion, ID: spec.ID, Generation: spec.Generation, Owner: spec.Owner, Kind: attached, User: spec.User, Ports: spec.Ports}
 	m, err := e.lead(alias, in)
 	if err != nil {
 		return nil, err
@@ -107,7 +101,7 @@ func (e *extension) attachment(spec sandboxer.Spec) (*place, error) {
 	return p, nil
 }
 
-// lead returns the machine that an alias and inputs lead to.
+// lead returns the machine that an alias and inputs describe.
 func (e *extension) lead(alias string, in map[string]string) (m machine, err error) {
 	m = machine{capacity: e.cfg.Capacity, base: e.cfg.WorkspaceDir, tools: e.cfg.Tools}
 	if alias != "" {
@@ -122,7 +116,7 @@ func (e *extension) lead(alias string, in map[string]string) (m machine, err err
 		}
 	}
 	if t := in["ssh_target"]; t != "" && t != m.target.Addr {
-		m.target, m.tunnel = sshrun.Target{Addr: t}, false // the key of one machine is no other's
+		m.target, m.tunnel = sshrun.Target{Addr: t}, false // the key of one machine is not valid for another
 	}
 	port := func(name string) (int, error) {
 		if in[name] == "" {
@@ -156,7 +150,7 @@ func (e *extension) lead(alias string, in map[string]string) (m machine, err err
 	return m, nil
 }
 
-// name gives a target the name that it has in messages.
+// name gives a target its name in messages.
 func name(t sshrun.Target) sshrun.Target {
 	t.Name = t.Addr
 	if t.Port != 0 {
@@ -165,8 +159,8 @@ func name(t sshrun.Target) sshrun.Target {
 	return t
 }
 
-// Admit implements sandboxer.Admitter: what the operator configured may be named by
-// everybody, as it is configured.
+// Admit implements sandboxer.Admitter: every caller may name what the operator
+// configured, as it is configured.
 func (e *extension) Admit(spec sandboxer.Spec, name string) error {
 	var m machine
 	alias := cmp.Or(spec.Inputs["vm"], spec.Host)
@@ -178,13 +172,13 @@ func (e *extension) Admit(spec sandboxer.Spec, name string) error {
 	}
 	value := spec.Inputs[name]
 	if declared && spec.Inputs["ssh_target"] != "" && spec.Inputs["ssh_target"] != m.target.Addr {
-		m = machine{base: e.cfg.WorkspaceDir} // another machine, of which nothing is configured
+		m = machine{base: e.cfg.WorkspaceDir} // another machine, without a configuration
 	}
 	switch name {
 	case sandboxer.RestrictedImage:
-		return nil // only what images lists is one
+		return nil // only names in images are valid
 	case sandboxer.RestrictedMounts:
-		return nil // there are none, whoever asks
+		return nil // there are none, for any caller
 	case sandboxer.RestrictedHost, "vm":
 		if declared || name == sandboxer.RestrictedHost && (spec.Host == thisMachine && spec.Image != "" || fromHere(spec)) {
 			return nil
@@ -225,9 +219,8 @@ func hostName(alias string) string {
 
 var plainName = regexp.MustCompile(`^[a-z0-9][a-z0-9.-]{0,62}$`)
 
-// listed reports whether a pattern of targets matches. One without an account stands for
-// that of the SSH configuration and for no other, and a port is matched only as it is
-// written.
+// listed reports whether a pattern of targets matches. One without an account means only
+// that of the SSH configuration, and a port matches only as it is written.
 func (e *extension) listed(target string) bool {
 	return slices.ContainsFunc(e.cfg.Targets, func(p string) bool {
 		if p == "none" || strings.Contains(target, "@") && !strings.Contains(p, "@") || strings.Contains(target, "://") && p != target {
@@ -248,7 +241,7 @@ type machine struct {
 	draining bool
 }
 
-// through leads to the machine by a port of this one.
+// through makes the machine reached through a port of this one.
 func (m *machine) through(port int) {
 	user := ""
 	if i := strings.LastIndexByte(m.target.Addr, '@'); i >= 0 {
@@ -257,7 +250,7 @@ func (m *machine) through(port int) {
 	m.target.Addr, m.target.Port, m.target.ProxyJump, m.tunnel = user+"127.0.0.1", port, "", true
 }
 
-// machine returns what is configured under an alias. NotFound: nothing is.
+// machine returns the configuration of an alias. NotFound: there is none.
 func (e *extension) machine(alias string) (machine, error) {
 	if vm, ok := e.cfg.VMs[alias]; ok {
 		m := machine{
@@ -282,7 +275,8 @@ func (e *extension) machine(alias string) (machine, error) {
 		capacity: cmp.Or(rec.Capacity, e.cfg.Capacity), draining: rec.State == sshrun.Draining}, nil
 }
 
-// Provision implements sandboxer.Extension. The machine notes that it is complete last.
+// Provision implements sandboxer.Extension. The machine records last that it is
+// complete.
 func (e *extension) Provision(ctx context.Context, spec sandboxer.Spec) (sandboxer.Handle, error) {
 	p, err := e.resolve(spec)
 	if err != nil {
@@ -298,14 +292,14 @@ func (e *extension) provision(ctx context.Context, p *place, spec sandboxer.Spec
 	}
 	if spec.Place != "" && spec.Place != p.at {
 		return sandboxer.Handle{}, sandboxer.Untouched(sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is placed on %s, and its order leads to %s by now", spec.ID, spec.Place, p.at).
-			WithHint("destroy it, and create it anew"))
+			WithHint("destroy it and create it again"))
 	}
-	unlock, err := e.lock(ctx, p.key())
+	unlock, err := e.env.Notes.Lock(ctx, p.key())
 	if err != nil {
 		return sandboxer.Handle{}, err
 	}
 	defer unlock()
-	if old, err := e.recall(p.ID, p.Generation); err == nil {
+	if old, err := e.recall(ctx, p.ID, p.Generation); err == nil {
 		if p.Kind == managed && old.Kind == managed && !old.gone() && old.State.Ready {
 			return old.handle(), nil
 		}
@@ -313,7 +307,8 @@ func (e *extension) provision(ctx context.Context, p *place, spec sandboxer.Spec
 			return sandboxer.Handle{}, sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is %s, not %s", p.ID, old.Kind, p.Kind)
 		}
 		if p.Kind == attached && (old.Target.Name != p.Target.Name || old.Base != p.Base) {
-			// An earlier version placed it by a former configuration: it is found there, or not.
+			// An earlier version placed it by an earlier configuration: it may be found there,
+			// or not.
 			old.at = p.at
 			p = old
 		}
@@ -331,25 +326,25 @@ func (e *extension) provision(ctx context.Context, p *place, spec sandboxer.Spec
 	return p.handle(), err
 }
 
-// reserve writes down a machine of its own, if there is room for it.
+// reserve records a managed machine, if there is room for it.
 func (e *extension) reserve(ctx context.Context, p *place) error {
-	if p.Kind != managed { // the broker knows
+	if p.Kind != managed { // the broker has its record
 		return nil
 	}
-	unlock, err := e.lock(ctx, "reserve")
+	unlock, err := e.env.Notes.Lock(ctx, "reserve")
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	if n := e.managedCount(); n >= e.cfg.MaxVMs {
-		return sandboxer.E(sandboxer.Exhausted, nil, "%s has %d machines, as many as it may", e.env.Extension, n).
+	if n := e.managedCount(ctx); n >= e.cfg.MaxVMs {
+		return sandboxer.E(sandboxer.Exhausted, nil, "%s has %d machines, the maximum", e.env.Extension, n).
 			WithHint("wait for one to end, or raise max_vms in the extension's config")
 	}
-	return e.remember(p)
+	return e.remember(ctx, p)
 }
 
-func (e *extension) managedCount() (n int) {
-	all, _ := e.noted()
+func (e *extension) managedCount(ctx context.Context) (n int) {
+	all, _ := e.noted(ctx)
 	for _, p := range all {
 		if p.Kind == managed {
 			n++

@@ -15,11 +15,11 @@ import (
 type monitor struct {
 	in    *json.Decoder
 	out   *json.Encoder
-	allow func(time.Duration) // how long what comes next may take
+	allow func(time.Duration) // how long the next command may take
 	done  func()
 }
 
-// saveTime bounds what reads or writes a machine's memory. qemu answers nobody meanwhile.
+// saveTime bounds reading or writing a machine's memory. qemu answers no command meanwhile.
 const saveTime = 15 * time.Minute
 
 // control connects to the machine whose files are in dir.
@@ -48,7 +48,7 @@ func control(ctx context.Context, dir string) (*monitor, error) {
 	return m, nil
 }
 
-// do runs one command; events that come meanwhile are passed over.
+// do runs one command; it skips events that come meanwhile.
 func (m *monitor) do(command string, args, result any) error {
 	return m.ask(patience, command, args, result)
 }
@@ -83,7 +83,7 @@ func (m *monitor) ask(d time.Duration, command string, args, result any) error {
 	}
 }
 
-// job runs a command that goes on beside the monitor, to its end.
+// job runs a background command of the monitor to its end.
 func (m *monitor) job(ctx context.Context, command string, args map[string]any) error {
 	id := fmt.Sprintf("job%d", time.Now().UnixNano())
 	args["job-id"] = id
@@ -126,13 +126,13 @@ func (e *extension) monitored(ctx context.Context, p *place, f func(*monitor) er
 	return nil
 }
 
-// order runs one command.
+// tell runs one command.
 func (e *extension) tell(ctx context.Context, p *place, command string) error {
 	return e.monitored(ctx, p, func(m *monitor) error { return m.do(command, nil, nil) })
 }
 
-// greetTime is how long qemu may take to greet: as long as the caller has, if that is said,
-// since it may be saving memory for somebody who has left.
+// greetTime is how long qemu may take to greet: the caller's time limit if there is one,
+// since qemu may be saving memory for an earlier caller.
 func greetTime(ctx context.Context) time.Duration {
 	if end, ok := ctx.Deadline(); ok {
 		return time.Until(end)

@@ -14,7 +14,7 @@ func (e *extension) WaitReady(ctx context.Context, h sandboxer.Handle) (sandboxe
 		return sandboxer.Reachability{}, err
 	}
 	if p.Kind == managed {
-		return e.machineReady(p)
+		return e.machineReady(ctx, p)
 	}
 	return e.attachedReady(ctx, p)
 }
@@ -26,7 +26,7 @@ func (e *extension) attachedReady(ctx context.Context, p *place) (r sandboxer.Re
 	}
 	if was != "ready" {
 		return r, sandboxer.E(sandboxer.Failed, nil, "sandbox %s on %s was never completed", p.ID, p.Host).
-			WithHint("destroy it and create it anew")
+			WithHint("destroy it and create it again")
 	}
 	r.Host, r.SSH, r.RemoteDir = p.Host, p.Target.Name, path.Join(p.Base, workspaceName(p.ID))
 	for _, n := range p.Ports {

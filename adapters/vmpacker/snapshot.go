@@ -19,17 +19,16 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/wholefile"
 )
 
-// savedTag names a machine's memory within its own disk image.
+// savedTag names a machine's memory in its own disk image.
 const savedTag = "sandboxer"
 
-// saved is what a snapshot's record holds.
+// saved is the content of a snapshot's record.
 type saved struct {
 	Receipt    sandboxer.Snapshot `json:"receipt"`
 	Owner      string             `json:"owner"`
 	Shape      shape              `json:"shape"`
-	SandboxID  string             `json:"sandbox_id,omitempty"` // this and the next two: absent in what former builds wrote
+	SandboxID  string             `json:"sandbox_id,omitempty"` // this and the next: absent in what former builds wrote
 	Generation int                `json:"generation,omitempty"`
-	Stamp      []byte             `json:"stamp,omitempty"`
 }
 
 var snapshotID = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$`)
@@ -56,14 +55,14 @@ func (e *extension) savedAs(id string) (*saved, error) {
 	return &s, nil
 }
 
-// Snapshot implements sandboxer.Snapshotter, by the image format's own snapshots: memory
-// and disk of a moment, within a copy of the machine's image. The machine stands still
+// Snapshot implements sandboxer.Snapshotter with the snapshots of the image format:
+// memory and disk at one moment, in a copy of the machine's image. The machine is paused
 // meanwhile.
 func (e *extension) Snapshot(ctx context.Context, h sandboxer.Handle, id string) (none sandboxer.Snapshot, err error) {
 	if err := checkSnapshotID(id); err != nil {
 		return none, err
 	}
-	unlockSnap, err := e.lock(ctx, "snap."+id)
+	unlockSnap, err := e.env.Notes.Lock(ctx, "snap."+id)
 	if err != nil {
 		return none, err
 	}
@@ -80,17 +79,17 @@ func (e *extension) Snapshot(ctx context.Context, h sandboxer.Handle, id string)
 	if p.Kind != managed {
 		return none, sandboxer.E(sandboxer.Unsupported, nil, "a machine that sandboxes attach to is not saved").WithHint("take a portable snapshot: of the workspace's files")
 	}
-	unlock, err := e.lock(ctx, p.key())
+	unlock, err := e.env.Notes.Lock(ctx, p.key())
 	if err != nil {
 		return none, err
 	}
 	defer unlock()
-	if err := e.machineIs(p); err != nil && sandboxer.KindOf(err) != sandboxer.Conflict {
+	if err := e.machineIs(ctx, p); err != nil && sandboxer.KindOf(err) != sandboxer.Conflict {
 		return none, err
 	}
 	dir := e.dir("snap", id)
 	p.State.Saving = id
-	if err := errors.Join(e.remember(p), os.RemoveAll(dir), os.MkdirAll(dir, 0o700)); err != nil {
+	if err := errors.Join(e.remember(ctx, p), os.RemoveAll(dir), os.MkdirAll(dir, 0o700)); err != nil {
 		return none, err
 	}
 	disk := filepath.Join(dir, "disk.qcow2")
@@ -103,8 +102,8 @@ func (e *extension) Snapshot(ctx context.Context, h sandboxer.Handle, id string)
 	if err == nil {
 		err = copyFile(disk, filepath.Join(e.vmDir(p), "disk.qcow2"))
 	}
-	// It goes on, whatever became of this and of the caller.
-	// Called off, qemu still saves to the end before it hears anybody.
+	// The machine continues, whatever happened here and to the caller. After
+	// a cancel qemu still saves to the end before it answers.
 	c, cancel := context.WithTimeout(context.WithoutCancel(ctx), saveTime)
 	defer cancel()
 	derr := e.thaw(c, p)
@@ -112,7 +111,7 @@ func (e *extension) Snapshot(ctx context.Context, h sandboxer.Handle, id string)
 		err = derr
 	}
 	if err == nil {
-		// Counts of use that were not written yet leave clusters that nobody uses.
+		// Counts of use that were not written yet leave unused clusters.
 		err = e.tool(ctx, "qemu-img", "check", "-q", "-r", "leaks", disk)
 	}
 	if err != nil {
@@ -125,7 +124,7 @@ func (e *extension) Snapshot(ctx context.Context, h sandboxer.Handle, id string)
 		}
 		return none, err
 	}
-	s := saved{Owner: p.Owner, Shape: *p.Shape, SandboxID: p.ID, Generation: p.Generation, Stamp: p.Stamp, Receipt: sandboxer.Snapshot{SnapshotID: id, Memory: true, Quiesced: true,
+	s := saved{Owner: p.Owner, Shape: *p.Shape, SandboxID: p.ID, Generation: p.Generation, Receipt: sandboxer.Snapshot{SnapshotID: id, Memory: true, Quiesced: true,
 		Meta: map[string]string{"image": p.Shape.Image}}}
 	if fi, err := os.Stat(disk); err == nil {
 		s.Receipt.Bytes = fi.Size()
@@ -145,9 +144,9 @@ func (e *extension) jobOf(ctx context.Context, p *place, command string, args ma
 	return e.monitored(ctx, p, func(m *monitor) error { return m.job(ctx, command, args) })
 }
 
-// thaw lets a machine go on that stood still to be saved.
+// thaw continues a machine that was paused for a save.
 func (e *extension) thaw(ctx context.Context, p *place) error {
-	// What was saved within its disk is in the copy, or will not be.
+	// The memory saved in its disk is in the copy, or not needed.
 	_ = e.jobOf(ctx, p, "snapshot-delete", map[string]any{"tag": savedTag, "devices": []string{"disk"}})
 	var err error
 	if !p.State.Paused {
@@ -155,31 +154,31 @@ func (e *extension) thaw(ctx context.Context, p *place) error {
 	}
 	if err == nil {
 		p.State.Saving = ""
-		err = e.remember(p)
+		err = e.remember(ctx, p)
 	}
 	return err
 }
 
-// thawLeftovers thaws the machines that a broker was saving when it died.
+// thawLeftovers continues the machines that a broker was saving when it died.
 func (e *extension) thawLeftovers(ctx context.Context) {
-	noted, _ := e.noted()
+	noted, _ := e.noted(ctx)
 	for _, p := range noted {
 		if p.Kind != managed || p.State.Saving == "" {
 			continue
 		}
 		c, cancel := context.WithTimeout(ctx, time.Second)
-		unlock, err := e.lock(c, p.key())
+		unlock, err := e.env.Notes.Lock(c, p.key())
 		cancel()
 		if err != nil {
-			continue // another process is at it
+			continue // another process is saving it
 		}
-		if p, err := e.recall(p.ID, p.Generation); err == nil && p.State.Saving != "" {
+		if p, err := e.recall(ctx, p.ID, p.Generation); err == nil && p.State.Saving != "" {
 			if _, err := e.savedAs(p.State.Saving); err != nil && checkSnapshotID(p.State.Saving) == nil {
 				os.RemoveAll(e.dir("snap", p.State.Saving))
 			}
 			c, cancel := context.WithTimeout(ctx, patience)
 			if err := e.thaw(c, p); err != nil {
-				e.log.Warn("a machine that was being saved stands still", "sandbox", p.ID, "err", err)
+				e.log.Warn("a machine could not be resumed after it was saved", "sandbox", p.ID, "err", err)
 			}
 			cancel()
 		}
@@ -192,7 +191,7 @@ func (e *extension) RestoreFromSnapshot(ctx context.Context, spec sandboxer.Spec
 	if err := checkSnapshotID(from.SnapshotID); err != nil {
 		return sandboxer.Handle{}, err
 	}
-	unlock, err := e.lock(ctx, "snap."+from.SnapshotID)
+	unlock, err := e.env.Notes.Lock(ctx, "snap."+from.SnapshotID)
 	if err != nil {
 		return sandboxer.Handle{}, err
 	}
@@ -224,12 +223,12 @@ func (e *extension) DropSnapshot(ctx context.Context, s sandboxer.Snapshot) erro
 	if err := checkSnapshotID(s.SnapshotID); err != nil {
 		return err
 	}
-	unlock, err := e.lock(ctx, "snap."+s.SnapshotID)
+	unlock, err := e.env.Notes.Lock(ctx, "snap."+s.SnapshotID)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	// The record first: without it nothing is restored.
+	// The record first: without it nothing can be restored.
 	if err := os.Remove(e.dir("snap", s.SnapshotID, "record.json")); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return sandboxer.E(sandboxer.Unavailable, err, "snapshot %s cannot be removed", s.SnapshotID)
 	}
@@ -250,7 +249,7 @@ func (e *extension) ListSnapshots(_ context.Context, owner string) iter.Seq2[san
 		}
 		for _, d := range dirs {
 			id := d.Name()
-			if sandboxer.CheckID(id) != nil { // no broker chose it
+			if sandboxer.CheckID(id) != nil { // no broker made it
 				continue
 			}
 			f := sandboxer.FoundSnapshot{Snapshot: sandboxer.Snapshot{SnapshotID: id}}
@@ -259,11 +258,11 @@ func (e *extension) ListSnapshots(_ context.Context, owner string) iter.Seq2[san
 			case err == nil && s.Owner != owner:
 				continue
 			case err == nil && s.Receipt.SnapshotID == id:
-				f = sandboxer.FoundSnapshot{Snapshot: s.Receipt, Whole: true, SandboxID: s.SandboxID, Generation: s.Generation, Stamp: s.Stamp}
-			case errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE): // that says nothing of it
+				f = sandboxer.FoundSnapshot{Snapshot: s.Receipt, Whole: true, SandboxID: s.SandboxID, Generation: s.Generation}
+			case errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE): // this shows nothing about it
 				yield(f, err)
 				return
-			default: // it was not saved to the end, or is damaged
+			default: // it is incomplete or damaged
 				if _, gone := os.Lstat(e.dir("snap", id)); errors.Is(gone, fs.ErrNotExist) {
 					continue // dropped meanwhile
 				}
@@ -293,33 +292,33 @@ func (e *extension) still(ctx context.Context, h sandboxer.Handle, on bool) erro
 	if p.Kind != managed {
 		return sandboxer.E(sandboxer.Unsupported, nil, "a machine that sandboxes attach to is not paused")
 	}
-	unlock, err := e.lock(ctx, p.key())
+	unlock, err := e.env.Notes.Lock(ctx, p.key())
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	if err := e.machineIs(p); err != nil && sandboxer.KindOf(err) != sandboxer.Conflict {
+	if err := e.machineIs(ctx, p); err != nil && sandboxer.KindOf(err) != sandboxer.Conflict {
 		return err
 	}
-	// While it is noted as paused nobody enters it: noted first, and unnoted last.
+	// While the note says paused no call enters it: set it first, and clear it last.
 	if on {
 		p.State.Paused = true
-		if err := e.remember(p); err != nil {
+		if err := e.remember(ctx, p); err != nil {
 			return err
 		}
 		if err = e.tell(ctx, p, "stop"); err != nil {
-			// Whether it stands still is not known. It is not to, and goes on for all.
+			// It may be paused or not. It must not be, so continue it.
 			c, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
 			defer cancel()
 			_ = e.tell(c, p, "cont")
 			p.State.Paused = false
-			err = errors.Join(err, e.remember(p))
+			err = errors.Join(err, e.remember(ctx, p))
 		}
 	} else if err = e.tell(ctx, p, "cont"); err == nil {
 		was := p.State.Paused
 		p.State.Paused = false
-		err = e.remember(p)
-		if g, gerr := e.guest(p); err == nil && was && gerr == nil { // its clock stood still
+		err = e.remember(ctx, p)
+		if g, gerr := e.guest(p); err == nil && was && gerr == nil { // its clock was paused
 			_, _ = g.host.Output(ctx, `[ "$(id -u)" != 0 ] || date -s "@$1" >/dev/null`, strconv.FormatInt(time.Now().Unix(), 10))
 		}
 	}
@@ -329,7 +328,7 @@ func (e *extension) still(ctx context.Context, h sandboxer.Handle, on bool) erro
 	return err
 }
 
-// copyFile copies a file to the disk; where the file system can, its blocks are shared.
+// copyFile copies a file to the disk; it shares blocks if the file system can.
 func copyFile(to, from string) error {
 	in, err := os.Open(from)
 	if err != nil {

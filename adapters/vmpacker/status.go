@@ -43,5 +43,5 @@ func (e *extension) Stats(ctx context.Context, h sandboxer.Handle) (sandboxer.St
 	return g.stats(ctx)
 }
 
-// now is when a figure was measured.
+// now is the time of a measurement.
 func now() time.Time { return time.Now().UTC().Truncate(time.Millisecond) }

@@ -19,11 +19,11 @@ func (e *extension) Teardown(ctx context.Context, h sandboxer.Handle) (r sandbox
 	}
 	places, unasked := e.places(ctx, h)
 	for _, p := range places {
-		unlock, lerr := e.lock(ctx, p.key())
+		unlock, lerr := e.env.Notes.Lock(ctx, p.key())
 		if lerr != nil {
 			return r, errors.Join(err, lerr)
 		}
-		e.dropAgent(p)
+		e.agents.Drop(p.key())
 		var terr error
 		if p.Kind == managed {
 			if _, serr := os.Stat(e.vmDir(p)); serr == nil || !p.gone() {
@@ -33,8 +33,8 @@ func (e *extension) Teardown(ctx context.Context, h sandboxer.Handle) (r sandbox
 		} else if !p.Untouched {
 			terr = e.detach(ctx, p, &r)
 		}
-		if terr == nil { // also what an earlier version noted
-			terr = e.forget(p)
+		if terr == nil { // also in a note of an earlier version
+			terr = e.forget(ctx, p)
 		}
 		unlock()
 		if p.Kind == managed && terr == nil {
@@ -49,8 +49,8 @@ func (e *extension) Teardown(ctx context.Context, h sandboxer.Handle) (r sandbox
 }
 
 // Forget implements sandboxer.Forgetter.
-func (e *extension) Forget(_ context.Context, h sandboxer.Handle) (remains []string, err error) {
-	places, err := e.unasked(h)
+func (e *extension) Forget(ctx context.Context, h sandboxer.Handle) (remains []string, err error) {
+	places, err := e.unasked(ctx, h)
 	if err != nil {
 		return nil, err
 	}
@@ -67,15 +67,15 @@ func (e *extension) Forget(_ context.Context, h sandboxer.Handle) (remains []str
 		if !p.Untouched {
 			remains = append(remains, "on machine "+p.Host+" ("+p.Target.Name+") the directory "+path.Join(p.Base, workspaceName(p.ID))+", and what runs there")
 		}
-		if err := e.forget(p); err != nil {
+		if err := e.forget(ctx, p); err != nil {
 			return nil, err
 		}
 	}
 	return remains, nil
 }
 
-// clear ends and removes what is on the machine of p or of an older generation, and
-// says what that was.
+// clear ends and removes the sandbox of p, or an older generation, on its machine, and
+// returns what that was.
 func (e *extension) clear(ctx context.Context, p *place, h *sshrun.Host) (string, error) {
 	n := workspaceName(p.ID)
 	out, err := h.Output(ctx, lookScript, p.Base, n)
@@ -91,7 +91,7 @@ func (e *extension) clear(ctx context.Context, p *place, h *sshrun.Host) (string
 		return "", nil
 	}
 	there := place{ID: p.ID, Generation: generation, Owner: p.Owner}
-	// No new command gets in, and then all are ended.
+	// First no new command can start, and then all are ended.
 	if _, err := h.Output(ctx, `rm -f "$1"`, path.Join(p.Base, ".sandboxer", n, "ready")); err != nil {
 		return "", err
 	}
@@ -103,14 +103,14 @@ func (e *extension) clear(ctx context.Context, p *place, h *sshrun.Host) (string
 	switch x.Code {
 	case exitMount:
 		return "", sandboxer.E(sandboxer.Failed, nil, "something is mounted in %s on %s and cannot be taken away", path.Join(p.Base, n), p.Host).
-			WithHint("unmount it on the machine; the teardown is tried again by itself")
+			WithHint("unmount it on the machine; the server then tries the teardown again")
 	case exitBase:
 		return "", sandboxer.E(sandboxer.Failed, errors.New(said), "%s on %s cannot be removed", path.Join(p.Base, n), p.Host)
 	}
 	return strings.TrimSpace(string(out)), err
 }
 
-// detach tears down what is at p.
+// detach tears down the sandbox at p.
 func (e *extension) detach(ctx context.Context, p *place, r *sandboxer.CleanupReport) error {
 	h, err := e.pool.Host(p.Target)
 	if err != nil {
@@ -127,9 +127,9 @@ func (e *extension) detach(ctx context.Context, p *place, r *sandboxer.CleanupRe
 	return nil
 }
 
-// remove: base, name, owner, generation (0: any). The caller has ended what carries the
-// mark. What else stands in the workspace is ended here: it keeps the directory busy, and
-// nobody else has business there.
+// remove: base, name, owner, generation (0: any). The caller has ended all marked
+// processes. Other processes in the workspace are ended here: they keep the directory
+// busy, and should not be there.
 const removeScript = `
 b=$1 n=$2 o=$3 g=$4
 l=$b/.sandboxer/$n.lock r=$b/.sandboxer/$n w=$b/$n

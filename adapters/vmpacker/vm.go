@@ -2,6 +2,7 @@ package vmpacker
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -26,18 +27,19 @@ import (
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/procs"
 	"github.com/sand-boxer/sandboxer/internal/sshrun"
+	"github.com/sand-boxer/sandboxer/internal/subprocess"
 	"github.com/sand-boxer/sandboxer/internal/wholefile"
 )
 
-// managed is the kind of a place that is a machine of its own.
+// managed is the kind of a place on a managed machine.
 const managed = "managed"
 
-// managedSilence is how long a machine of our own may answer nothing before connections to
-// it count as lost. Its end closes them at once, and one that runs out of memory is busy
-// with reading its programs again and again until the kernel picks a victim.
+// managedSilence is how long a managed machine may be silent before connections to it count
+// as lost. Its end closes them at once, and a machine that runs out of memory keeps reading
+// its programs again until the kernel picks a victim.
 const managedSilence = 5 * time.Minute
 
-// An Image is what machines of their own are started from.
+// An Image is what managed machines are started from.
 type Image struct {
 	File         string        `yaml:"file" json:"file,omitempty" format:"abspath" help:"A qcow2 image; it must not change while machines or snapshots of it exist."`
 	Packer       *Packer       `yaml:"packer" json:"packer,omitempty" help:"What builds the image when it is missing, in place of file."`
@@ -52,7 +54,7 @@ type Image struct {
 	BootTimeout  time.Duration `yaml:"boot_timeout" json:"boot_timeout,omitempty" help:"How long a machine may take from its start until it lets sandboxer in; 10m if left out."`
 }
 
-// A machine's shape, as it is written down with its place and with its snapshots.
+// A machine's shape, as recorded with its place and with its snapshots.
 type shape struct {
 	Image    string   `json:"image"`
 	Disk     string   `json:"disk"` // what its own disk is based on
@@ -66,14 +68,14 @@ type shape struct {
 	HostKeys []string `json:"host_keys,omitempty"`
 }
 
-// state is what changes about a machine.
+// state is the changing part of a machine.
 type state struct {
 	Ready  bool   `json:"ready,omitempty"`
 	Paused bool   `json:"paused,omitempty"`
 	Saving string `json:"saving,omitempty"` // the snapshot that is being taken: it stands still
 }
 
-// label is among the arguments of a machine's qemu, and tells whose it is. No part of it
+// label is among the arguments of a machine's qemu, and identifies its owner. No part of it
 // has a slash.
 func (p *place) label() string {
 	return fmt.Sprintf("type=1,manufacturer=sandboxer,product=%s/%s/%d", p.Owner, p.ID, p.Generation)
@@ -92,7 +94,7 @@ func (p *place) gone() bool {
 	return err == nil && len(pids) == 0
 }
 
-// resolveManaged is what a spec for a machine of its own amounts to.
+// resolveManaged turns a spec for a managed machine into a place.
 func (e *extension) resolveManaged(spec sandboxer.Spec) (*place, error) {
 	img, ok := e.cfg.Images[spec.Image]
 	if !ok {
@@ -115,47 +117,34 @@ func (e *extension) resolveManaged(spec sandboxer.Spec) (*place, error) {
 		return nil, refuse("the size of a machine's disk is its image's, and no limit can be set")
 	case l.PIDs != 0 || l.GPUs != 0:
 		return nil, refuse("processes and GPUs of a machine cannot be limited")
-	case l.MilliCPU%1000 != 0 || l.MilliCPU < 0:
+	case l.MilliCPU%1000 != 0:
 		return nil, refuse("a machine has whole processors, not %d thousandths", l.MilliCPU)
-	case l.MemoryBytes < 0 || l.MemoryBytes%(1<<20) != 0:
+	case l.MemoryBytes%(1<<20) != 0:
 		return nil, refuse("a machine has whole MiB of memory")
-	}
-	if err := spec.Network.Check(); err != nil {
-		return nil, err
 	}
 	if m := spec.Network.Mode; m != "" && m != sandboxer.NetworkNone {
 		return nil, refuse("a machine from an image has no network besides the way in; %s is not offered", m).
 			WithHint("put what builds need into the image, with Packer")
 	}
-	p := &place{V: placeVersion, ID: spec.ID, Generation: spec.Generation, Owner: spec.Owner, Stamp: spec.Stamp, Kind: managed, Host: thisMachine, at: thisMachine,
+	p := &place{V: placeVersion, ID: spec.ID, Generation: spec.Generation, Owner: spec.Owner, Kind: managed, Host: thisMachine, at: thisMachine,
 		Base: e.cfg.WorkspaceDir, User: spec.User, Ports: spec.Ports}
 	p.Shape = &shape{Image: spec.Image, Kernel: img.Kernel, Initrd: img.Initrd, Append: img.Append,
-		Memory: cmpOr(l.MemoryBytes, img.Memory, 512<<20), CPUs: cmpOr(int(l.MilliCPU/1000), img.CPUs, 1),
-		User: cmpOr(img.User, "root"), Identity: img.IdentityFile, HostKeys: img.HostKeys}
+		Memory: cmp.Or(l.MemoryBytes, img.Memory, 512<<20), CPUs: cmp.Or(int(l.MilliCPU/1000), img.CPUs, 1),
+		User: cmp.Or(img.User, "root"), Identity: img.IdentityFile, HostKeys: img.HostKeys}
 	return p, nil
 }
 
-// DefaultLimits implements sandboxer.Limiter: a machine from an image is as large as that
-// says.
+// DefaultLimits implements sandboxer.Limiter: a machine from an image has the image's size.
 func (e *extension) DefaultLimits(spec sandboxer.Spec) sandboxer.Limits {
 	img, ok := e.cfg.Images[spec.Image]
 	if !ok {
 		return sandboxer.Limits{}
 	}
-	return sandboxer.Limits{MemoryBytes: cmpOr(img.Memory, 512<<20), MilliCPU: 1000 * int64(cmpOr(img.CPUs, 1))}
+	return sandboxer.Limits{MemoryBytes: cmp.Or(img.Memory, 512<<20), MilliCPU: 1000 * int64(cmp.Or(img.CPUs, 1))}
 }
 
-func cmpOr[T comparable](vals ...T) (zero T) {
-	for _, v := range vals {
-		if v != zero {
-			return v
-		}
-	}
-	return zero
-}
-
-// create makes the machine of p, or finds it. The caller holds the lock of p. from, if
-// set, is the directory of a snapshot whose disk and memory it begins with.
+// create makes the machine of p, or finds it. The caller holds the lock of p. from, if set,
+// is the directory of the snapshot whose disk and memory it starts with.
 func (e *extension) create(ctx context.Context, p *place, spec sandboxer.Spec, from string) error {
 	if p.State.Ready && !p.gone() {
 		return nil
@@ -168,7 +157,7 @@ func (e *extension) create(ctx context.Context, p *place, spec sandboxer.Spec, f
 			return err
 		}
 	}
-	limit := cmpOr(e.cfg.Images[p.Shape.Image].BootTimeout, bootTime)
+	limit := cmp.Or(e.cfg.Images[p.Shape.Image].BootTimeout, bootTime)
 	boot, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	waited := "qemu"
@@ -188,25 +177,25 @@ func (e *extension) create(ctx context.Context, p *place, spec sandboxer.Spec, f
 		return e.abandon(ctx, p, err)
 	}
 	p.State.Ready = true
-	if err := e.remember(p); err != nil {
+	if err := e.remember(ctx, p); err != nil {
 		return e.abandon(ctx, p, err)
 	}
 	return nil
 }
 
-// bootTime is how long a machine may take to start where its image does not say.
+// bootTime is how long a machine may take to start if its image does not say.
 const bootTime = 10 * time.Minute
 
-// abandon ends a machine that did not come about because of err.
+// abandon ends a machine that could not be made because of err.
 func (e *extension) abandon(ctx context.Context, p *place, err error) error {
 	c, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
 	defer cancel()
 	return errors.Join(err, e.destroy(c, p))
 }
 
-// own makes the key by which machines are entered, once.
+// ownKey makes the key for entering machines, once.
 func (e *extension) ownKey(ctx context.Context) (file, public string, err error) {
-	unlock, err := e.lock(ctx, "key")
+	unlock, err := e.env.Notes.Lock(ctx, "key")
 	if err != nil {
 		return "", "", err
 	}
@@ -228,7 +217,7 @@ func (e *extension) ownKey(ctx context.Context) (file, public string, err error)
 	return file, public, nil
 }
 
-// start starts qemu with a new disk that is based on the image, or with a saved one.
+// start starts qemu with a new disk based on the image, or with a saved one.
 func (e *extension) start(ctx context.Context, p *place, from string) error {
 	qemu, err := exec.LookPath("qemu-system-x86_64")
 	if err != nil {
@@ -256,7 +245,7 @@ func (e *extension) start(ctx context.Context, p *place, from string) error {
 		}
 		s.HostKeys = []string{line}
 	}
-	if err := e.remember(p); err != nil { // before there is anything
+	if err := e.remember(ctx, p); err != nil { // before anything exists
 		return err
 	}
 	disk := filepath.Join(dir, "disk.qcow2")
@@ -276,7 +265,7 @@ func (e *extension) start(ctx context.Context, p *place, from string) error {
 	node := func(v map[string]any) string {
 		j, err := json.Marshal(v)
 		if err != nil {
-			panic(err) // strings
+			panic(err) // strings only
 		}
 		return string(j)
 	}
@@ -288,7 +277,7 @@ func (e *extension) start(ctx context.Context, p *place, from string) error {
 		"-device", "virtio-blk-pci,drive=disk",
 		"-blockdev", node(map[string]any{"driver": "vvfat", "node-name": "seed", "dir": filepath.Join(dir, "seed"), "label": "CIDATA", "read-only": true}),
 		"-device", "virtio-blk-pci,drive=seed",
-		// Nothing gets out; the way in is a port that qemu chooses.
+		// No network goes out; the way in is a port that qemu chooses.
 		"-netdev", "user,id=net,restrict=on,hostfwd=tcp:127.0.0.1:0-:22", "-device", "virtio-net-pci,netdev=net,romfile=",
 		"-device", "virtio-rng-pci", "-device", "vmgenid,guid=auto",
 		"-qmp", "unix:qmp,server=on,wait=off",
@@ -312,10 +301,10 @@ func (e *extension) start(ctx context.Context, p *place, from string) error {
 		return err
 	}
 	defer said.Close()
-	cmd := exec.CommandContext(ctx, qemu, args...) // the part that waits for the machine; that is found by its label
+	cmd := subprocess.Command(ctx, subprocess.Tool, qemu, args...) // only a child that waits for the machine; the machine is found by its label
 	cmd.Dir, cmd.Stdout, cmd.Stderr, cmd.SysProcAttr = dir, said, said, apart()
 	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "HOME=" + dir}
-	// It returns once the machine runs on by itself, saved memory included.
+	// It returns once the machine runs on its own, saved memory included.
 	if err := cmd.Run(); err != nil {
 		if ctx.Err() != nil {
 			return ctx.Err()
@@ -333,12 +322,12 @@ func (e *extension) start(ctx context.Context, p *place, from string) error {
 	}
 	port, _ := strconv.Atoi(found[1])
 	p.Target = name(sshrun.Target{Addr: s.User + "@127.0.0.1", Port: port, IdentityFile: s.Identity, HostKeys: s.HostKeys, Silence: managedSilence})
-	return e.remember(p)
+	return e.remember(ctx, p)
 }
 
-// roomless gives an error its kind where the cause is a full disk.
+// roomless gives an error its kind if the cause is a full disk.
 func roomless(err *sandboxer.Error) *sandboxer.Error {
-	said := strings.ToLower(err.Error()) // also of programs
+	said := strings.ToLower(err.Error()) // including messages of programs
 	if errors.Is(err, syscall.EDQUOT) || strings.Contains(said, syscall.ENOSPC.Error()) {
 		err.Kind = sandboxer.Exhausted
 		return err.WithHint("there is no room in the directory that sandboxer keeps machines in: make some, or end machines and drop snapshots")
@@ -346,7 +335,7 @@ func roomless(err *sandboxer.Error) *sandboxer.Error {
 	return err
 }
 
-// usernet returns what qemu says of the machine's connections.
+// usernet returns qemu's description of the machine's connections.
 func (e *extension) usernet(ctx context.Context, p *place) (text string, err error) {
 	err = e.monitored(ctx, p, func(m *monitor) error {
 		return m.do("human-monitor-command", map[string]any{"command-line": "info usernet"}, &text)
@@ -373,7 +362,7 @@ func writeSeed(dir, id, public, hostKey string) error {
 
 // tool runs a program of this machine to its end.
 func (e *extension) tool(ctx context.Context, program string, args ...string) error {
-	cmd := exec.CommandContext(ctx, program, args...)
+	cmd := subprocess.Command(ctx, subprocess.Tool, program, args...)
 	out, err := cmd.CombinedOutput()
 	if errors.Is(err, exec.ErrNotFound) {
 		return sandboxer.E(sandboxer.Unavailable, err, "there is no %s on this machine", program).WithHint("install it: apt-get install qemu-utils")
@@ -384,7 +373,7 @@ func (e *extension) tool(ctx context.Context, program string, args ...string) er
 	return nil
 }
 
-// awaitMachine waits until the machine lets us in. waited is what for, when it fails.
+// awaitMachine waits until the machine accepts our login. On failure waited says for what.
 func (e *extension) awaitMachine(ctx context.Context, p *place) (h *sshrun.Host, waited string, err error) {
 	began := time.Now()
 	progress := func(step string) {
@@ -398,19 +387,22 @@ func (e *extension) awaitMachine(ctx context.Context, p *place) (h *sshrun.Host,
 		if p.gone() {
 			text, _ := os.ReadFile(filepath.Join(e.vmDir(p), "qemu.log"))
 			return nil, waited, sandboxer.E(sandboxer.Failed, errors.New(string(text)), "the machine of sandbox %s ended while it started", p.ID).
-				WithHint("does the image %s start by itself? a kernel may have to be given", p.Shape.Image)
+				WithHint("check that the image %s boots without user input; it may need a kernel", p.Shape.Image)
 		}
 		progress("waiting for the machine to start")
 	}
 	if h, err = e.pool.Host(p.Target); err != nil {
 		return nil, waited, err
 	}
-	// The server greets before the machine is done with starting; emulated, it may take
-	// longer to agree on keys than is waited for elsewhere.
+	// The server greets before the machine has started completely; emulated, it may need more
+	// time to agree on keys than others.
 	waited = "its SSH server to let us in"
 	for {
 		progress("waiting for the machine to let us in")
-		if _, err = h.Output(ctx, ":"); err == nil {
+		if err = h.Login(ctx); err == nil {
+			_, err = h.Output(ctx, ":")
+		}
+		if err == nil {
 			return h, "", nil
 		}
 		if ctx.Err() != nil {
@@ -422,7 +414,7 @@ func (e *extension) awaitMachine(ctx context.Context, p *place) (h *sshrun.Host,
 	}
 }
 
-// enterMachine makes the machine, which lets us in, the sandbox that was asked for.
+// enterMachine sets up the machine, which accepts our login, as the requested sandbox.
 func (e *extension) enterMachine(ctx context.Context, p *place, h *sshrun.Host, spec sandboxer.Spec, saved bool) error {
 	g := e.inside(p, h)
 	as := ""
@@ -432,7 +424,7 @@ func (e *extension) enterMachine(ctx context.Context, p *place, h *sshrun.Host, 
 			return err
 		}
 	}
-	// What runs in a copy goes on, but the name, the clock and what commands begin with
+	// Processes in a copy continue, but the name, the clock and the environment of commands
 	// are the copy's own.
 	_, err := h.Output(ctx, `
 r=$1 w=$2 env=$3 n=$4 t=$5 u=$6
@@ -442,11 +434,7 @@ mkdir -p "$r" && chmod 700 "${r%/*}" && (umask 077; printf '%s' "$env" >"$r/env"
 		g.rec, g.dir, exports(spec.Env), p.ID, strconv.FormatInt(time.Now().Unix(), 10), as)
 	if err == nil && spec.Inputs["repo"] != "" && !saved {
 		sandboxer.ReportProgress(ctx, sandboxer.Progress{Step: "copying " + spec.Inputs["repo"]})
-		o := sshrun.SyncOptions{}
-		if e.cfg.Sync == "rsync" {
-			o.Method = "rsync"
-		}
-		_, err = h.Push(ctx, spec.Inputs["repo"], g.dir, o)
+		_, err = h.Push(ctx, spec.Inputs["repo"], g.dir, sshrun.SyncOptions{})
 		if err == nil && as != "" {
 			_, err = h.Output(ctx, `chown -hR "$1" "$2"`, as, g.dir)
 		}
@@ -457,11 +445,11 @@ mkdir -p "$r" && chmod 700 "${r%/*}" && (umask 077; printf '%s' "$env" >"$r/env"
 	return err
 }
 
-// greets reports whether an SSH server speaks on the machine's port. qemu accepts
-// connections in place of a guest that is not there yet: such a one may never be heard of
-// again, and is given up. One that the guest has accepted is answered in the end. To
-// give that up and begin anew would have a slow guest start a server process for every
-// attempt, and be slower for each of them, without end.
+// greets reports whether an SSH server speaks on the machine's port. qemu accepts connections
+// in place of a guest that has not started: such a connection may never be answered, and is
+// dropped. One that the guest has accepted is answered in the end. Dropping that one and
+// trying again would make a slow guest start a server process for every attempt, and be
+// slower for each of them, without end.
 func (e *extension) greets(ctx context.Context, p *place) bool {
 	c, err := new(net.Dialer).DialContext(ctx, "tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(p.Target.Port)))
 	if err != nil {
@@ -471,7 +459,7 @@ func (e *extension) greets(ctx context.Context, p *place) bool {
 	defer c.Close()
 	defer context.AfterFunc(ctx, func() { c.Close() })()
 	b := make([]byte, 4)
-	for end := time.Now().Add(2 * time.Minute); ; {
+	for end := time.Now().Add(managedSilence); ; {
 		c.SetReadDeadline(time.Now().Add(time.Second))
 		n, err := io.ReadFull(c, b)
 		switch {
@@ -496,7 +484,7 @@ func wait(ctx context.Context, d time.Duration) {
 	}
 }
 
-// console returns the last that the machine wrote to its serial port.
+// console returns the machine's last output on its serial port.
 func (e *extension) console(p *place) string {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 	defer cancel()
@@ -507,8 +495,8 @@ func (e *extension) console(p *place) string {
 	return text
 }
 
-// destroy ends the machine of p and removes what is left of it: first by asking qemu,
-// then by force.
+// destroy ends the machine of p and removes what is left of it: first through qemu, then by
+// force.
 func (e *extension) destroy(ctx context.Context, p *place) error {
 	if p.Target.Name != "" {
 		e.pool.Forget(p.Target)
@@ -533,10 +521,9 @@ func (e *extension) destroy(ctx context.Context, p *place) error {
 	return nil
 }
 
-// machineIs says whether the machine of p is there: nil, Conflict for one that is paused,
-// NotFound.
-func (e *extension) machineIs(p *place) error {
-	now, err := e.recall(p.ID, p.Generation)
+// machineIs returns the state of p's machine: nil, Conflict for one that is paused, NotFound.
+func (e *extension) machineIs(ctx context.Context, p *place) error {
+	now, err := e.recall(ctx, p.ID, p.Generation)
 	if err == nil {
 		*p = *now
 	} else if sandboxer.KindOf(err) != sandboxer.NotFound {
@@ -551,8 +538,8 @@ func (e *extension) machineIs(p *place) error {
 	return nil
 }
 
-// machines yields the machines of owner: those that were noted, and those whose processes
-// say so although nobody noted them.
+// machines yields the machines of owner: those with a note, and those known only from their
+// processes.
 func (e *extension) machines(owner string, noted []*place) (all []*place, err error) {
 	seen := map[string]bool{}
 	for _, p := range noted {
@@ -603,12 +590,12 @@ func labelled(owner string) (all []*place, err error) {
 	return all, nil
 }
 
-func (e *extension) machineReady(p *place) (r sandboxer.Reachability, err error) {
-	if err := e.machineIs(p); err != nil && sandboxer.KindOf(err) != sandboxer.Conflict {
+func (e *extension) machineReady(ctx context.Context, p *place) (r sandboxer.Reachability, err error) {
+	if err := e.machineIs(ctx, p); err != nil && sandboxer.KindOf(err) != sandboxer.Conflict {
 		return r, err
 	}
 	if !p.State.Ready {
-		return r, sandboxer.E(sandboxer.Failed, nil, "the machine of sandbox %s was never completed", p.ID).WithHint("destroy it and create it anew")
+		return r, sandboxer.E(sandboxer.Failed, nil, "the machine of sandbox %s was never completed", p.ID).WithHint("destroy it and create it again")
 	}
 	r.Host, r.SSH, r.RemoteDir = p.Host, p.Target.Name, path.Join(p.Base, "workspace")
 	for _, n := range p.Ports {
@@ -644,7 +631,7 @@ func (e *extension) machineStats(ctx context.Context, p *place, g *guest) (s san
 	return s, nil
 }
 
-// accelerator is how machines run: "kvm" where a guest really does, else "tcg".
+// accelerator is how machines run: "kvm" if a guest really runs with it, else "tcg".
 func (e *extension) accelerator(ctx context.Context) (string, error) {
 	if e.cfg.Accel != "auto" {
 		return e.cfg.Accel, nil
@@ -660,27 +647,27 @@ func (e *extension) accelerator(ctx context.Context) (string, error) {
 				e.accel.found = ""
 				return "", ctx.Err()
 			} else {
-				e.log.Info("KVM is there, but no guest runs in it; machines are emulated", "err", err)
+				e.log.Info("KVM is available, but no guest runs with it; machines are emulated", "err", err)
 			}
 		}
 	}
 	return e.accel.found, nil
 }
 
-// accel is what was found out about this machine.
+// accel is the result of probing this machine.
 type accel struct {
 	mu    sync.Mutex
 	found string
 }
 
-// probeTime is how long a guest may take to say one word.
+// probeTime is how long a guest may take to write one word.
 const probeTime = 3 * time.Second
 
-// probe starts a guest that is a boot sector and nothing else: it counts to 2^28, writes "ok"
-// to the serial port and halts. That /dev/kvm is there, and that processors can be made,
-// says nothing: under nested virtualisation a guest can hang, or run so much slower than
-// an emulated one that it never gets to its end. Counting takes a processor a tenth of
-// a second, and such a guest more than it is given.
+// probe starts a guest that is only a boot sector: it counts to 2^28, writes "ok" to the
+// serial port and halts. The existence of /dev/kvm, and of virtual processors, shows nothing:
+// under nested virtualisation a guest can hang, or run so much slower than an emulated one
+// that it never ends. Counting takes a processor a tenth of a second, and such a guest more
+// than it is given.
 func (e *extension) probe(ctx context.Context, accel string) error {
 	sector := make([]byte, 512)
 	copy(sector, []byte{
@@ -698,9 +685,9 @@ func (e *extension) probe(ctx context.Context, accel string) error {
 	ctx, cancel := context.WithTimeout(ctx, probeTime)
 	defer cancel()
 	cpu := "max"
-	cmd := exec.CommandContext(ctx, "qemu-system-x86_64", "-no-user-config", "-nodefaults", "-display", "none", "-machine", "pc", "-accel", accel, "-cpu", cpu,
+	cmd := subprocess.Command(ctx, subprocess.Tool, "qemu-system-x86_64", "-no-user-config", "-nodefaults", "-display", "none", "-machine", "pc", "-accel", accel, "-cpu", cpu,
 		"-m", "32", "-serial", "file:serial", "-drive", "file=boot,format=raw,if=ide")
-	// It dies with the thread that starts it, and so with the broker.
+	// It ends with the thread that starts it, and so with the broker.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	cmd.Dir, cmd.WaitDelay, cmd.SysProcAttr = dir, time.Second, mortal()

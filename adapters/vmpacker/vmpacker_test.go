@@ -20,10 +20,11 @@ import (
 	"github.com/sand-boxer/sandboxer/adapters/vmpacker"
 	"github.com/sand-boxer/sandboxer/extensiontest"
 	"github.com/sand-boxer/sandboxer/internal/buildtest"
+	"github.com/sand-boxer/sandboxer/internal/notes"
 	"github.com/sand-boxer/sandboxer/internal/sshrun/sshtest"
 )
 
-// The test binary plays more parts: the echo server inside a sandbox, and a broker that
+// The test binary also runs as the echo server inside a sandbox, and as a broker that
 // is killed.
 func TestMain(m *testing.M) {
 	switch {
@@ -45,17 +46,23 @@ func TestMain(m *testing.M) {
 	}))
 }
 
-// options are what a test opens the adapter with, as a broker would; they travel to
-// another process as JSON.
+// owner is the owner of this run's machines and builds: another run on the same machine would remove those of the same
+// owner.
+var owner = "run" + sandboxer.NewID()
+
+// options are what a test opens the adapter with, like a broker; another process gets
+// them as JSON.
 type options struct {
 	Owner, Dir, Hosts string
 	Config            map[string]any
-	recorded          []sandboxer.Handle // what records name
+	recorded          []sandboxer.Handle // machines in records of sandboxes
 }
+
+func (o options) notes() sandboxer.Notes { return notes.New(o.Dir, "ext.vm-packer", []byte(o.Owner)) }
 
 func (o options) open(ctx context.Context) (sandboxer.Extension, error) {
 	return vmpacker.Adapter.Open(ctx, sandboxer.Env{
-		Extension: "ext.vm-packer", Owner: o.Owner, Dir: o.Dir, Hosts: o.Hosts,
+		Extension: "ext.vm-packer", Owner: o.Owner, Dir: o.Dir, Hosts: o.Hosts, Notes: o.notes(),
 		Recorded: func(context.Context) ([]sandboxer.Handle, error) { return o.recorded, nil },
 		Decode: func(v any) error {
 			j, err := json.Marshal(o.Config)
@@ -143,13 +150,14 @@ func TestConformance(t *testing.T) {
 				t.Fatal(err)
 			}
 		},
-		Listen: func(port int) []string { return []string{self, "echo", "127.0.0.1:" + strconv.Itoa(port)} },
-		Hang:   func(*testing.T, sandboxer.Handle) func() { return s.Hang() },
+		Listen:   func(port int) []string { return []string{self, "echo", "127.0.0.1:" + strconv.Itoa(port)} },
+		Parallel: 3,
+		Hang:     func(*testing.T, sandboxer.Handle) func() { return s.Hang() },
 	}
 	if os.Getuid() != 0 {
 		h.User = s.User
 	}
-	// Another user must be able to pass through to the workspace.
+	// Another user must be able to reach the workspace.
 	h.Enforces = []extensiontest.Feature{extensiontest.Owned}
 	for _, dir := range []string{filepath.Dir(s.Dir), s.Dir} {
 		if err := os.Chmod(dir, 0o755); err != nil {
@@ -168,7 +176,7 @@ func TestConformance(t *testing.T) {
 	}
 }
 
-// marked lists the processes of this machine whose mark begins with what.
+// marked lists the processes of this machine whose mark begins with prefix what.
 func marked(what string) string {
 	out, _ := exec.Command("sh", "-c", `grep -lsaF "SANDBOXER_SANDBOX=$1" /proc/[0-9]*/environ`, "sh", what).Output()
 	return strings.TrimSpace(string(out))
@@ -182,7 +190,7 @@ func order(id string, inputs map[string]string) sandboxer.Spec {
 func provision(t *testing.T, e extension, s sandboxer.Spec) sandboxer.Handle {
 	t.Helper()
 	t.Cleanup(func() {
-		c, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), time.Minute)
+		c, cancel := contextAfter(t, busy)
 		defer cancel()
 		if _, err := e.Teardown(c, sandboxer.Handle{SandboxID: s.ID}); err != nil {
 			t.Errorf("Teardown(%s): %v", s.ID, err)
@@ -203,6 +211,19 @@ func provision(t *testing.T, e extension, s sandboxer.Spec) sandboxer.Handle {
 		t.Fatalf("Provision(%s): %v (%s)", s.ID, err, sandboxer.HintOf(err))
 	}
 	return h
+}
+
+// busy is how long to wait for slow work on a busy machine.
+const busy = 10 * time.Minute
+
+// await waits until ok.
+func await(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(busy); !ok(); time.Sleep(50 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("waited for %s in vain", what)
+		}
+	}
 }
 
 func run(t *testing.T, e sandboxer.Execer, h sandboxer.Handle, script string) string {
@@ -228,8 +249,8 @@ func kind(t *testing.T, err error, want sandboxer.Kind, words ...string) {
 	}
 }
 
-// broker is what the test binary does as a broker that will be killed: it makes and
-// tears down sandboxes until then.
+// broker is the test binary as a broker that will be killed: it makes and tears down
+// sandboxes until then.
 func broker() error {
 	var o options
 	if err := json.NewDecoder(os.Stdin).Decode(&o); err != nil {
@@ -247,7 +268,12 @@ func broker() error {
 		if s.Image = os.Getenv("BROKER_IMAGE"); s.Image != "" {
 			s.Inputs = map[string]string{"repo": o.Hosts}
 		}
-		h, err := e.Provision(ctx, s)
+		var h sandboxer.Handle
+		if snap := os.Getenv("BROKER_SNAPSHOT"); snap != "" {
+			h, err = e.RestoreFromSnapshot(ctx, s, sandboxer.Snapshot{SnapshotID: snap})
+		} else {
+			h, err = e.Provision(ctx, s)
+		}
 		if err != nil {
 			return err
 		}
@@ -266,12 +292,12 @@ func contextFor(t *testing.T, d time.Duration) (context.Context, context.CancelF
 	return context.WithTimeout(t.Context(), d)
 }
 
-// contextAfter is for what is done when the test has ended.
+// contextAfter is for work after the end of the test.
 func contextAfter(t *testing.T, d time.Duration) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(t.Context()), d)
 }
 
-// dies has a broker kill itself when it comes to a step.
+// dies makes a broker kill itself at a step.
 func dies(ctx context.Context) context.Context {
 	step := os.Getenv("BROKER_DIES")
 	if step == "" {

@@ -11,7 +11,7 @@ import (
 
 //go:generate ./generate.sh
 
-// TestGenerated generates anew and compares with what is committed.
+// TestGenerated generates the code again and compares it with the committed one.
 func TestGenerated(t *testing.T) {
 	if _, err := exec.LookPath("protoc"); err != nil {
 		t.Skip("protoc is not installed (Debian: protobuf-compiler)")

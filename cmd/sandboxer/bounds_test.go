@@ -191,16 +191,7 @@ func TestServerUnderLoad(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: it makes control groups")
 	}
-	dir, err := os.MkdirTemp("", "sbx")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
-	build := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", dir+"/", "github.com/sand-boxer/sandboxer/cmd/...")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("go build: %v\n%s", err, out)
-	}
+	dir := programs(t)
 	t.Run("a thousand commands", func(t *testing.T) { thousandCommands(t, dir) })
 	t.Run("the defaults", func(t *testing.T) { defaultsHold(t, dir) })
 	t.Run("dead while frozen", func(t *testing.T) { deadWhileFrozen(t, dir) })

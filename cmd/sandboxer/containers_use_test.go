@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"path"
 	"slices"
 	"strings"
 	"testing"
@@ -61,9 +62,14 @@ var uses = []use{
 				return err
 			case <-time.After(10 * time.Millisecond):
 			}
-			if f, err := r.c.StatFile(r.t.Context(), id, "/workspace/upload"); err == nil && f.Size > int64(len("whole\n")) { // which may be there since the last time
-				amid()
-				return <-ended
+			for f, err := range r.c.ListFiles(r.t.Context(), id, "/workspace") {
+				if err != nil {
+					break
+				}
+				if strings.HasPrefix(path.Base(f.Path), ".sandboxer-") && f.Size > 0 { // the content on its way
+					amid()
+					return <-ended
+				}
 			}
 		}
 	}, after: func(r *containersRig, id string) error {
@@ -229,22 +235,23 @@ func TestContainersKilledInUse(t *testing.T) {
 		}
 	}
 
-	// An archive stands still amid its bytes.
+	// An archive is being saved.
 	save := use{name: "a snapshot", do: func(r *containersRig, id string, amid func()) error {
 		ended := make(chan error, 1)
-		held := r.gate.Stall(large / 2)
 		go func() {
 			_, err := r.c.Snapshot(t.Context(), id, api.CreateSnapshot{Name: "of-" + id, Kind: sandboxer.SnapshotPortable})
 			ended <- err
 		}()
-		select {
-		case <-held:
-			amid()
-			err := <-ended
-			r.gate.Open()
-			return err
-		case err := <-ended:
-			return err
+		for {
+			select {
+			case err := <-ended:
+				return err
+			default:
+			}
+			if s, err := r.c.GetSnapshot(t.Context(), "of-"+id); err == nil && s.State == sandboxer.SnapshotSaving {
+				amid()
+				return <-ended
+			}
 		}
 	}, after: func(r *containersRig, id string) error {
 		r.until("what was half saved is no snapshot", func() error {

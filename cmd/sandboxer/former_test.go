@@ -81,7 +81,8 @@ func TestFormerInstallations(t *testing.T) {
 			if live := in.must("ls", "-q"); live != "" {
 				t.Errorf("still there: %s", live)
 			}
-			in.must("audit") // fails with findings
+			in.must("accept") // most fixtures have no mark, and count as a database that went back
+			in.must("audit")  // fails with findings
 		})
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,6 +13,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+
+	"github.com/sand-boxer/sandboxer/internal/buildtest"
 )
 
 // TestMain removes what programs made.
@@ -47,10 +48,8 @@ var built = sync.OnceValues(func() (dir string, err error) {
 	if dir, err = os.MkdirTemp("", "sbx"); err != nil {
 		return "", err
 	}
-	build := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", dir+"/", "github.com/sand-boxer/sandboxer/cmd/...")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		return dir, fmt.Errorf("go build: %w\n%s", err, out)
+	if err := buildtest.Build(dir, buildtest.Products); err != nil {
+		return dir, err
 	}
 	return dir, os.Chmod(dir, 0o755)
 })

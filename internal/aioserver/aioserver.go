@@ -1,8 +1,8 @@
-// Package aioserver answers the API that agent-infra's all-in-one image has inside of its
-// containers, for sandboxes that are made of anything: commands and files are the broker's own,
-// so that any image with a shell will do. Clients of that API, deer-flow's for one, work unchanged.
+// Package aioserver answers the part of the API inside of agent-infra's all-in-one image that deer-flow
+// uses, for sandboxes of any kind: commands and files are the broker's own, so that any
+// image with a shell will do. It refuses the rest of that API by name.
 //
-// It is no door: whoever mounts it finds out who may, and for which sandbox.
+// It is no door: the door that mounts it checks who may use it, and for which sandbox.
 package aioserver
 
 import (
@@ -26,16 +26,13 @@ type Sandboxes interface {
 	WriteFile(ctx context.Context, ref, name string, mode fs.FileMode, r io.Reader) error
 	StatFile(ctx context.Context, ref, name string) (sandboxer.FileInfo, error)
 	ListFiles(ctx context.Context, ref, dir, after string) iter.Seq2[sandboxer.FileInfo, error]
-	MakeDir(ctx context.Context, ref, dir string) error
-	MoveFile(ctx context.Context, ref, from, to string) error
-	RemoveFile(ctx context.Context, ref, name string) error
 }
 
-// A Sandbox is the one that a request is about.
+// A Sandbox is the sandbox of a request.
 type Sandbox struct {
-	// ID is what Sandboxes is asked by: sandboxer.Sandbox.ID, which is unique in the installation.
+	// ID is the ID for Sandboxes: sandboxer.Sandbox.ID, which is unique in the installation.
 	ID string
-	// Generation is sandboxer.Sandbox.Generation, which stays over a pause. Sessions of another one
+	// Generation is sandboxer.Sandbox.Generation, which stays over a pause. Sessions of other generations
 	// are forgotten.
 	Generation int
 }
@@ -43,18 +40,19 @@ type Sandbox struct {
 // Options of New.
 type Options struct {
 	Sandboxes Sandboxes
-	// StatusOK answers operations on files that fail by what the files are with the status 200 and
-	// "success": false, as images from 1.9 on do, but for downloads; otherwise they have an HTTP status
-	// that says so, as what fails for other reasons always has.
+	// StatusOK answers operations on files, except downloads, that fail because of the files with the status 200 and
+	// "success": false, as images from 1.9 on do. Otherwise they have an HTTP status
+	// for the error, as failures for other reasons always have.
 	StatusOK bool
-	// Failed is told of every error that is answered, with its cause, for the log. nil: nobody is.
-	Failed func(ctx context.Context, err error)
+	// Failed gets every error that is answered, with its cause, for the log, and returns the message and the hint of the
+	// answer: for an internal error the ID of its log entry. nil: there is no log.
+	Failed func(ctx context.Context, err error) (message, hint string)
 	// SpoolDir is where the contents of files that come in JSON wait until all of it is read, in
 	// files without a name. "": the directory for temporary files.
 	SpoolDir string
 }
 
-// Server answers requests, and keeps the sessions of sandboxes. Its methods may be called at once.
+// Server answers requests, and keeps the sessions of sandboxes. Its methods are safe for concurrent use.
 type Server struct {
 	opts   Options
 	ctx    context.Context // of commands
@@ -79,9 +77,9 @@ func New(o Options) *Server {
 	return s
 }
 
-// Serve answers a request for something below /v1/, where r.URL.Path begins, about a sandbox. The
-// principal of r's ctx is who uses the sandbox. When that ctx ends, so does what the request waits
-// for; who mounts a Server behind an edge gives it a ctx of edge.Stream, since answers are flushed.
+// Serve answers a request for a path below /v1/, where r.URL.Path begins, about a sandbox. The
+// principal of r's ctx uses the sandbox. When that ctx ends, so does what the request waits
+// for; behind an edge, the caller passes a ctx of edge.Stream, since answers are flushed.
 func (s *Server) Serve(w http.ResponseWriter, r *http.Request, sb Sandbox) {
 	c := &call{s: s, w: w, r: r, sb: sb, who: account{sandboxer.PrincipalFrom(r.Context()).Tenant, sb.ID}}
 	defer c.release()
@@ -91,19 +89,18 @@ func (s *Server) Serve(w http.ResponseWriter, r *http.Request, sb Sandbox) {
 	}
 }
 
-// Forget ends the commands and drops the sessions of the sandbox with an ID. It is to be called when the
+// Forget ends the commands and drops the sessions of the sandbox with an ID. Call it when the
 // sandbox has ended.
 func (s *Server) Forget(id string) {
 	s.mu.Lock()
-	st := s.known[id]
-	delete(s.known, id)
-	s.mu.Unlock()
-	if st != nil {
-		s.drop(st)
+	defer s.mu.Unlock()
+	if st := s.known[id]; st != nil {
+		st.drop()
+		delete(s.known, id)
 	}
 }
 
-// Close ends all commands, and waits for that. Requests that come later are refused.
+// Close ends all commands, and waits for that. Later requests are refused.
 func (s *Server) Close() {
 	s.mu.Lock()
 	s.closed = true

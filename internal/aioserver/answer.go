@@ -27,9 +27,10 @@ type call struct {
 	who      account
 	reserved int // bytes of s.memory
 	foreseen int // of these, for the answer as it is sent
-	held     []*command
+	outputs  []*output
+	lacks    []string // options of the image that are refused by name
 
-	// What a failed operation on a file says of it.
+	// The operation and the path that a failed operation on a file reports.
 	operation, path string
 }
 
@@ -44,13 +45,7 @@ func (c *call) reserve(n int) error {
 	return nil
 }
 
-// giveBack ends a reservation before the request does.
-func (c *call) giveBack(n int) {
-	c.s.memory.shrink(c.who, forRequests, n)
-	c.reserved -= n
-}
-
-// foresee reserves what a text takes in the answer when it is sent. Whoever changes something calls it before.
+// foresee reserves the size of a text in the answer. Code that changes something calls it before.
 func (c *call) foresee(s string, times int) error {
 	n := times * encodedSize(s)
 	if err := c.reserve(n); err != nil {
@@ -75,7 +70,7 @@ func encodedSize(s string) int {
 }
 
 func errFull() error {
-	return full("too much of what you sent, or are to be sent, waits in the server's memory already")
+	return full("too much of your data waits in the server's memory already")
 }
 
 func full(why string) error {
@@ -86,17 +81,12 @@ func full(why string) error {
 
 func (c *call) release() {
 	c.s.memory.shrink(c.who, forRequests, c.reserved)
-	if len(c.held) > 0 {
-		c.s.mu.Lock()
-		defer c.s.mu.Unlock()
-		for _, cmd := range c.held {
-			cmd.callers--
-			cmd.settle()
-		}
+	for _, o := range c.outputs {
+		o.release()
 	}
 }
 
-// envelope is what every answer is in.
+// envelope is the outer object of every answer.
 type envelope struct {
 	Success bool    `json:"success"`
 	Message *string `json:"message"`
@@ -104,7 +94,7 @@ type envelope struct {
 	Hint    *string `json:"hint"`
 }
 
-// refusal is an envelope, of a request that is none: clients look for detail there.
+// refusal is the envelope for an invalid request: clients look for detail there.
 type refusal struct {
 	envelope
 	Detail []refusedField `json:"detail"`
@@ -132,10 +122,10 @@ func (c *call) say(message string, data any) error {
 	return c.send(http.StatusOK, envelope{Success: true, Message: text(message), Data: data})
 }
 
-// smallAnswer is how much of an answer nothing is reserved for.
+// smallAnswer is up to which size an answer needs no reservation.
 const smallAnswer = 64 << 10
 
-// send sends v. That the client does not take it is nobody's error.
+// send sends v. A client that does not read it causes no error.
 func (c *call) send(status int, v any) error {
 	a := &answerWriter{c: c, status: status}
 	enc := json.NewEncoder(a)
@@ -177,7 +167,7 @@ func (e badField) Error() string { return e.name + ": " + e.msg }
 
 func bad(name, format string, args ...any) error { return badField{name, fmt.Sprintf(format, args...)} }
 
-// statusError has a status that its Kind does not.
+// statusError has a status that does not follow from its Kind.
 type statusError struct {
 	error
 	status    int
@@ -186,8 +176,8 @@ type statusError struct {
 
 func (e *statusError) Unwrap() error { return e.error }
 
-// Ended is err, of a method of Sandboxes, where the sandbox has ended: requests fail with the status 410, whatever
-// they have found by then. It is of none of the kinds that files have which are gone, or not to be read.
+// Ended wraps err, of a method of Sandboxes, when the sandbox has ended: requests fail with the status 410, whatever
+// they have found by then. It has none of the kinds for missing or unreadable files.
 func Ended(err error) error {
 	e := sandboxer.E(sandboxer.Failed, err, "%s", sandboxer.Message(err))
 	return &statusError{e.WithHint("%s", sandboxer.HintOf(err)), http.StatusGone, "io_error"}
@@ -200,7 +190,7 @@ var statuses = map[sandboxer.Kind]int{
 	sandboxer.Timeout: http.StatusGatewayTimeout, sandboxer.Failed: http.StatusInternalServerError, sandboxer.Canceled: 499,
 }
 
-// fileError is what images say of an operation on a file that failed.
+// fileError is how images describe a failed operation on a file.
 type fileError struct {
 	Path          string  `json:"path"`
 	Operation     string  `json:"operation"`
@@ -214,18 +204,19 @@ type fileError struct {
 
 // fail answers the request with err.
 func (c *call) fail(err error) {
-	// Why the stream ended says more than that it did.
+	// The reason why the stream ended says more than its end.
 	var ended *sandboxer.Error
 	if cause := context.Cause(c.ctx()); cause != nil && errors.As(cause, &ended) {
 		err = cause
 	}
 	var field badField
 	invalid := errors.As(err, &field)
-	message := "the request is not valid: " + field.Error()
-	if f := c.s.opts.Failed; f != nil && invalid {
-		f(c.ctx(), sandboxer.E(sandboxer.Invalid, nil, "%s", message))
-	} else if f != nil {
-		f(c.ctx(), err)
+	if invalid {
+		err = sandboxer.E(sandboxer.Invalid, nil, "the request is not valid: %s", field.Error())
+	}
+	message, hint := sandboxer.Message(err), sandboxer.HintOf(err)
+	if f := c.s.opts.Failed; f != nil {
+		message, hint = f(c.ctx(), err)
 	}
 	if invalid {
 		c.send(http.StatusUnprocessableEntity, refusal{
@@ -267,8 +258,7 @@ func (c *call) fail(err error) {
 	if retryAfter > 0 {
 		c.w.Header().Set("Retry-After", strconv.Itoa(int(math.Ceil(retryAfter.Seconds()))))
 	}
-	message = sandboxer.Message(err)
-	e := envelope{Message: &message, Hint: text(sandboxer.HintOf(err))}
+	e := envelope{Message: &message, Hint: text(hint)}
 	if c.operation != "" {
 		e.Data = fileError{Path: c.path, Operation: c.operation, Message: message, ErrorType: errorType, Retryable: retryAfter > 0 || kind == sandboxer.Unavailable}
 		if c.s.opts.StatusOK && ofFile && c.operation != "download" { // whose answer has no place for "success"
@@ -284,27 +274,50 @@ const (
 	maxPath = 4096
 )
 
-// decode reads the body into v. Names that v does not have are a newer client's.
+// decode reads the body into v. It ignores unknown names, which newer clients may send, except options of the image
+// that are not served: those it refuses by name.
 func (c *call) decode(v any) error {
 	b, err := io.ReadAll(&reservingReader{c: c, r: http.MaxBytesReader(c.w, c.r.Body, maxJSON)})
 	if err != nil {
 		return bodyError(err)
 	}
-	return decodeJSON(b, v)
+	if err := decodeJSON(b, v); err != nil || len(c.lacks) == 0 {
+		return err
+	}
+	var given map[string]json.RawMessage
+	if err := decodeJSON(b, &given); err != nil {
+		return err
+	}
+	for _, option := range c.lacks {
+		switch string(given[option]) {
+		case "", "null", "false", "0", `""`, "[]": // not asked for
+		default:
+			return unservedOption(c.r.URL.Path, option)
+		}
+	}
+	return nil
+}
+
+func unservedOption(path, option string) error {
+	e := sandboxer.E(sandboxer.Unsupported, nil, "%s is not served with %s by sandboxer", path, option)
+	if option == "async_mode" || option == "timeout" {
+		return e.WithHint("leave it out: the answer comes when the command has ended, and hard_timeout limits it")
+	}
+	return e.WithHint("leave it out")
 }
 
 func decodeJSON(b []byte, v any) error {
 	if _, err := strictjson.DecodeStored(b, v); err != nil {
 		var t *json.UnmarshalTypeError
 		if errors.As(err, &t) && t.Field != "" {
-			return bad(t.Field, "a %s is not what belongs there", t.Value)
+			return bad(t.Field, "a %s is not accepted here", t.Value)
 		}
 		return bad("body", "it cannot be read as JSON: %v", err)
 	}
 	return nil
 }
 
-// bodyError is why a body could not be read.
+// bodyError says why a body could not be read.
 func bodyError(err error) error {
 	var tooBig *http.MaxBytesError
 	var known *sandboxer.Error
@@ -317,7 +330,7 @@ func bodyError(err error) error {
 	return sandboxer.E(sandboxer.Invalid, err, "the request body did not arrive whole")
 }
 
-// reservingReader accounts for what is read, all of which is kept.
+// reservingReader accounts for what is read; the caller keeps all of it.
 type reservingReader struct {
 	c *call
 	r io.Reader
@@ -347,7 +360,7 @@ func (s seconds) duration(name string) (time.Duration, error) {
 	return time.Duration(float64(s) * float64(time.Second)), nil
 }
 
-// cleanPath refuses what is no path that a sandbox is asked for, and cleans the others.
+// cleanPath refuses what is not a path in a sandbox, and cleans the others.
 func cleanPath(field, p string) (string, error) {
 	switch {
 	case p == "":

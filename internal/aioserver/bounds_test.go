@@ -11,7 +11,7 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// endless is a sandbox with more of everything than anybody is told.
+// endless is a sandbox with more of everything than any answer holds.
 type endless struct {
 	Sandboxes
 	files int
@@ -61,7 +61,7 @@ func TestBoundedAnswers(t *testing.T) {
 		Files     []any
 		Truncated bool
 	}
-	for p, body := range map[string]string{"list": `{"path":"/d"}`, "find": `{"path":"/d","glob":"*"}`, "glob": `{"path":"/d","pattern":"*","max_results":1000000}`} {
+	for p, body := range map[string]string{"list": `{"path":"/d"}`, "find": `{"path":"/d","glob":"*"}`} {
 		if r := data[found](t, a.post("/v1/file/"+p, body), 200); len(r.Files) != maxListed || !r.Truncated {
 			t.Errorf("%s: %d entries, truncated: %v", p, len(r.Files), r.Truncated)
 		}
@@ -71,7 +71,7 @@ func TestBoundedAnswers(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 	for body, most := range map[string]int{
-		`{"path":"/d","pattern":"x","context_before":50,"context_after":50,"max_results":10000,"max_file_size":"8M"}`: maxAnswer, `{"path":"/d/1","pattern":"x","max_results":7,"max_file_size":"8M"}`: 7 * 2 * maxLine,
+		`{"path":"/d","pattern":"x","max_results":10000,"max_file_size":"8M"}`: maxAnswer, `{"path":"/d/1","pattern":"x","max_results":7,"max_file_size":"8M"}`: 7 * 2 * maxLine,
 	} {
 		w := a.post("/v1/file/grep", body)
 		if r := data[grepResult](t, w, 200); len(r.Matches) == 0 || !r.Truncated || w.Body.Len() > 2*most || len([]rune(r.Matches[0].LineContent)) > maxLine {
@@ -83,7 +83,6 @@ func TestBoundedAnswers(t *testing.T) {
 	if got := data[map[string]string](t, a.post("/v1/file/read", `{"file":"/d/1","start_line":900,"end_line":901}`), 200)["content"]; got != e.line[:10_000] {
 		t.Errorf("%d bytes of a line far down", len(got))
 	}
-	refused(t, a.post("/v1/file/replace", `{"file":"/d/1","old_str":"x","new_str":"y"}`), 413)
 	refused(t, a.post("/v1/file/write", `{"file":"/d/1","content":"","x":"`+strings.Repeat("x", maxRest)+`"}`), 422)
 	refused(t, a.post("/v1/bash/exec", `{"command":"`+strings.Repeat("x", maxJSON)+`"}`), 413)
 	if a.s.memory.all.sum() != 0 {

@@ -3,19 +3,14 @@ package aioserver
 import (
 	"bufio"
 	"bytes"
-	"cmp"
-	"context"
-	"crypto/rand"
 	"encoding/base64"
 	"errors"
 	"io"
 	"io/fs"
 	"mime"
-	"mime/multipart"
 	"net/http"
 	"os"
 	"path"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -27,9 +22,8 @@ import (
 // The bounds of files.
 const (
 	maxEncoded = 12 << 20  // bytes of a text in JSON that is answered: control characters take six
-	maxText    = 8 << 20   // bytes of a file that is answered, searched or changed in one piece
+	maxText    = 8 << 20   // bytes of a file that is answered in one piece
 	maxContent = 256 << 20 // bytes of a file that comes in JSON
-	maxUpload  = 4 << 30   // bytes of a file that comes by upload
 	smallSpool = 1 << 20   // bytes of it that need no file to wait in
 
 	maxSpools       = 16 // of those which need one, at once
@@ -39,7 +33,7 @@ const (
 	maxSpooledTenant = 768 << 20
 )
 
-// on says which operation on which file fails, if one does.
+// on notes the operation and the file for an error.
 func (c *call) on(operation, field, p string) (string, error) {
 	name, err := cleanPath(field, p)
 	c.operation, c.path = operation, p
@@ -51,14 +45,6 @@ func (c *call) on(operation, field, p string) (string, error) {
 
 func fileFailure(status int, errorType string, kind sandboxer.Kind, cause error, format string, args ...any) error {
 	return &statusError{error: sandboxer.E(kind, cause, format, args...), status: status, errorType: errorType}
-}
-
-// noSudo refuses what nobody can promise: the broker's way to files has no other user.
-func noSudo(sudo bool) error {
-	if sudo {
-		return sandboxer.E(sandboxer.Unsupported, nil, "files are not read or written as another user here").WithHint("leave sudo out, or run sudo by /v1/bash/exec")
-	}
-	return nil
 }
 
 // readText returns a whole file, which has to be text.
@@ -82,36 +68,27 @@ func (c *call) readText(name string) (string, error) {
 }
 
 func tooLong(name string) error {
-	e := sandboxer.E(sandboxer.Invalid, nil, "%s is longer than the %d bytes that are worked on in one piece", name, maxText)
+	e := sandboxer.E(sandboxer.Invalid, nil, "%s is longer than the %d bytes that are answered in one piece", name, maxText)
 	return &statusError{error: e.WithHint("read some of its lines, or get it by /v1/file/download"), status: http.StatusRequestEntityTooLarge, errorType: "invalid_target"}
 }
 
 func notText(name string) error {
-	e := sandboxer.E(sandboxer.Failed, nil, "%s is no text in UTF-8", name)
+	e := sandboxer.E(sandboxer.Failed, nil, "%s is not text in UTF-8", name)
 	return &statusError{error: e.WithHint("get it by /v1/file/download"), errorType: "decode_error"}
 }
 
 // mode returns the permission bits that a file keeps when it is written.
-func (c *call) mode(name string) (mode fs.FileMode, exists bool, err error) {
+func (c *call) mode(name string) (fs.FileMode, error) {
 	fi, err := c.s.opts.Sandboxes.StatFile(c.ctx(), c.sb.ID, name)
 	switch {
 	case sandboxer.KindOf(err) == sandboxer.NotFound:
-		return 0o644, false, nil
+		return 0o644, nil
 	case err != nil:
-		return 0, false, err
+		return 0, err
 	case fi.Mode.IsRegular():
-		return fi.Mode.Perm(), true, nil
+		return fi.Mode.Perm(), nil
 	}
-	return 0o644, true, nil
-}
-
-// writeText replaces a file that may be there.
-func (c *call) writeText(name, content string) error {
-	mode, _, err := c.mode(name)
-	if err != nil {
-		return err
-	}
-	return c.s.opts.Sandboxes.WriteFile(c.ctx(), c.sb.ID, name, mode, strings.NewReader(content))
+	return 0o644, nil
 }
 
 func (c *call) fileRead() error {
@@ -119,12 +96,8 @@ func (c *call) fileRead() error {
 		File      string `json:"file"`
 		StartLine *int   `json:"start_line"`
 		EndLine   *int   `json:"end_line"`
-		Sudo      bool   `json:"sudo"`
 	}
 	if err := c.decode(&in); err != nil {
-		return err
-	}
-	if err := noSudo(in.Sudo); err != nil {
 		return err
 	}
 	name, err := c.on("read", "file", in.File)
@@ -150,7 +123,7 @@ func (c *call) fileRead() error {
 }
 
 // readLines returns the lines from start, which counts from 0, to before end, without the last line end.
-// What comes before and after is not kept.
+// It does not keep the lines before and after.
 func (c *call) readLines(name string, start, end *int) (string, error) {
 	from, to := 0, -1
 	if start != nil {
@@ -194,121 +167,6 @@ func (c *call) readLines(name string, start, end *int) (string, error) {
 	return strings.TrimSuffix(b.String(), "\n"), nil
 }
 
-func (c *call) fileReplace() error {
-	var in struct {
-		File   string `json:"file"`
-		OldStr string `json:"old_str"`
-		NewStr string `json:"new_str"`
-		Sudo   bool   `json:"sudo"`
-	}
-	if err := c.decode(&in); err != nil {
-		return err
-	}
-	if err := noSudo(in.Sudo); err != nil {
-		return err
-	}
-	if in.OldStr == "" {
-		return bad("old_str", "it is missing")
-	}
-	name, err := c.on("replace", "file", in.File)
-	if err != nil {
-		return err
-	}
-	old, err := c.readText(name)
-	if err != nil {
-		return err
-	}
-	n := strings.Count(old, in.OldStr)
-	if n > 0 {
-		changed, err := c.replaced(old, in.OldStr, in.NewStr, n)
-		if err != nil {
-			return err
-		}
-		if err := c.writeText(name, changed); err != nil {
-			return err
-		}
-	}
-	return c.answer(map[string]any{"file": in.File, "replaced_count": n})
-}
-
-// replaced replaces all n places, unless that makes too much of it.
-func (c *call) replaced(s, old, with string, n int) (string, error) {
-	size := len(s) + n*(len(with)-len(old))
-	if size > maxText {
-		return "", fileFailure(http.StatusRequestEntityTooLarge, "invalid_target", sandboxer.Invalid, nil, "the file would be longer than the %d bytes that are worked on in one piece", maxText)
-	}
-	if err := c.reserve(size); err != nil {
-		return "", err
-	}
-	return strings.ReplaceAll(s, old, with), nil
-}
-
-// The bounds of searches.
-const (
-	maxPattern = 4 << 10
-	maxMatches = 10_000
-	maxLine    = 2_000 // characters of a line that are answered
-)
-
-func compile(field, pattern string) (*regexp.Regexp, error) {
-	if len(pattern) > maxPattern {
-		return nil, bad(field, "it is longer than %d bytes", maxPattern)
-	}
-	re, err := regexp.Compile(pattern)
-	if err != nil {
-		return nil, bad(field, "%v", err)
-	}
-	return re, nil
-}
-
-func (c *call) fileSearch() error {
-	var in struct {
-		File  string `json:"file"`
-		Regex string `json:"regex"`
-		Sudo  bool   `json:"sudo"`
-	}
-	if err := c.decode(&in); err != nil {
-		return err
-	}
-	if err := noSudo(in.Sudo); err != nil {
-		return err
-	}
-	if in.Regex == "" {
-		return bad("regex", "it is missing")
-	}
-	re, err := compile("regex", in.Regex)
-	if err != nil {
-		return err
-	}
-	name, err := c.on("search", "file", in.File)
-	if err != nil {
-		return err
-	}
-	content, err := c.readText(name)
-	if err != nil {
-		return err
-	}
-	out := struct {
-		File        string   `json:"file"`
-		Matches     []string `json:"matches"`
-		LineNumbers []int    `json:"line_numbers"`
-		Truncated   bool     `json:"truncated"`
-	}{File: in.File, Matches: []string{}, LineNumbers: []int{}}
-	n, size := 0, 0
-	for line := range strings.Lines(content) {
-		if line = strings.TrimRight(line, "\r\n"); re.MatchString(line) {
-			line = shorten(line, maxLine)
-			if size += encodedSize(line) + 10; len(out.Matches) == maxMatches || size > maxAnswer {
-				out.Truncated = true
-				break
-			}
-			out.Matches, out.LineNumbers = append(out.Matches, line), append(out.LineNumbers, n)
-		}
-		n++
-	}
-	return c.answer(out)
-}
-
 // fileDownload streams a file.
 func (c *call) fileDownload() error {
 	q := c.r.URL.Query()
@@ -316,20 +174,15 @@ func (c *call) fileDownload() error {
 	if err != nil {
 		return err
 	}
-	policy := q.Get("change_policy")
-	if policy != "" && policy != "ignore" && policy != "abort" {
-		return bad("change_policy", "want ignore or abort")
-	}
-	before, err := c.s.opts.Sandboxes.StatFile(c.ctx(), c.sb.ID, name)
-	if err != nil {
-		return err
+	if p := q.Get("change_policy"); p != "" && p != "ignore" {
+		return unservedOption(c.r.URL.Path, "change_policy")
 	}
 	f, err := c.s.opts.Sandboxes.ReadFile(c.ctx(), c.sb.ID, name)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	// The first piece is read before anything is answered: what fails there still gets its answer.
+	// The first piece is read before anything is answered: an error there still gets its answer.
 	buf := make([]byte, 128<<10)
 	n, err := io.ReadAtLeast(f, buf, 1)
 	if err != nil && err != io.EOF {
@@ -345,13 +198,6 @@ func (c *call) fileDownload() error {
 	if _, err = c.w.Write(buf[:n]); err == nil {
 		_, err = io.CopyBuffer(struct{ io.Writer }{c.w}, struct{ io.Reader }{f}, buf)
 	}
-	if err == nil && policy == "abort" {
-		var after sandboxer.FileInfo
-		after, err = c.s.opts.Sandboxes.StatFile(c.ctx(), c.sb.ID, name)
-		if err == nil && (after.Size != before.Size || !after.ModTime.Equal(before.ModTime)) {
-			err = sandboxer.E(sandboxer.Conflict, nil, "%s changed while it was read", name)
-		}
-	}
 	if err != nil {
 		if f := c.s.opts.Failed; f != nil {
 			f(c.ctx(), err)
@@ -362,131 +208,18 @@ func (c *call) fileDownload() error {
 	return nil
 }
 
-// fileUpload streams a file that comes in a form. Where the path comes after it, it is put aside inside the
-// sandbox first.
-func (c *call) fileUpload() error {
-	_, params, err := mime.ParseMediaType(c.r.Header.Get("Content-Type"))
-	if err != nil || params["boundary"] == "" {
-		return bad("body", "want multipart/form-data with a field file, and perhaps one named path before it")
-	}
-	form := multipart.NewReader(http.MaxBytesReader(c.w, c.r.Body, maxUpload), params["boundary"])
-	to, aside, filename := "", "", ""
-	var size int64
-	placed := false
-	defer func() {
-		if aside != "" {
-			ctx, cancel := context.WithTimeout(context.WithoutCancel(c.ctx()), 10*time.Second)
-			defer cancel()
-			c.s.opts.Sandboxes.RemoveFile(ctx, c.sb.ID, aside)
-		}
-	}()
-	for parts := 0; ; parts++ {
-		part, err := form.NextPart()
-		if err == io.EOF {
-			break
-		}
-		if err != nil {
-			return formError(err)
-		}
-		if parts == 16 {
-			return bad("body", "it has more parts than a file and its path")
-		}
-		switch part.FormName() {
-		case "path":
-			b, err := io.ReadAll(io.LimitReader(part, maxPath+1))
-			if err != nil {
-				return formError(err)
-			}
-			if to != "" {
-				return bad("path", "it is given twice")
-			}
-			if len(b) > 0 {
-				if to, err = c.on("upload", "path", string(b)); err != nil {
-					return err
-				}
-			}
-		case "file":
-			if filename != "" {
-				return bad("file", "it is given twice")
-			}
-			if filename = path.Base(path.Clean("/" + strings.ReplaceAll(part.FileName(), `\`, "/"))); filename == "/" || strings.ContainsRune(filename, 0) {
-				filename = "upload"
-			}
-			dest := to
-			if placed = to != ""; !placed {
-				aside = "/tmp/.sandboxer-upload-" + strings.ToLower(rand.Text())
-				dest = aside
-				c.operation, c.path = "upload", dest
-			}
-			mode, _, err := c.mode(dest)
-			if err != nil {
-				return err
-			}
-			counted := &countingReader{r: part}
-			if err := c.s.opts.Sandboxes.WriteFile(c.ctx(), c.sb.ID, dest, mode, counted); err != nil {
-				if counted.err != nil {
-					return formError(counted.err)
-				}
-				return err
-			}
-			size = counted.n
-		default:
-			if _, err := io.Copy(io.Discard, part); err != nil {
-				return formError(err)
-			}
-		}
-	}
-	if filename == "" {
-		return bad("file", "it is missing")
-	}
-	if !placed {
-		to = cmp.Or(to, "/tmp/"+filename)
-		c.operation, c.path = "upload", to
-		if err := c.place(aside, to); err != nil {
-			return err
-		}
-	}
-	return c.answer(map[string]any{"file_path": to, "file_size": size, "success": true})
-}
-
-// place moves a file inside the sandbox, also to another file system.
-func (c *call) place(from, to string) error {
-	f, err := c.s.opts.Sandboxes.ReadFile(c.ctx(), c.sb.ID, from)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	mode, _, err := c.mode(to)
-	if err != nil {
-		return err
-	}
-	return c.s.opts.Sandboxes.WriteFile(c.ctx(), c.sb.ID, to, mode, f)
-}
-
-func formError(err error) error {
-	var tooBig *http.MaxBytesError
-	if errors.As(err, &tooBig) {
-		return bodyError(err)
-	}
-	return bad("body", "the form cannot be read: %v", err)
-}
-
 type countingReader struct {
-	r   io.Reader
-	n   int64
-	err error // other than the end
+	r io.Reader
+	n int64
 }
 
 func (r *countingReader) Read(p []byte) (int, error) {
 	n, err := r.r.Read(p)
 	r.n += int64(n)
-	if err != nil && err != io.EOF {
-		r.err = err
-	}
 	return n, err
 }
 
-// writeRequest is what comes with a content, which is spooled.
+// writeRequest has the fields of a write other than the content, which is spooled.
 type writeRequest struct {
 	File            string  `json:"file"`
 	Content         *string `json:"content"`
@@ -497,8 +230,8 @@ type writeRequest struct {
 	Sudo            bool    `json:"sudo"`
 }
 
-// fileWrite writes a file that comes in JSON. How its content is encoded may be said after it, so that the
-// content waits until all of the request was read.
+// fileWrite writes a file that comes in JSON. The encoding of its content may follow the content, so
+// the content waits until all of the request was read.
 func (c *call) fileWrite() error {
 	sp := &spool{c: c}
 	defer sp.close()
@@ -510,8 +243,8 @@ func (c *call) fileWrite() error {
 	if in.Content == nil {
 		return bad("content", "it is missing")
 	}
-	if err := noSudo(in.Sudo); err != nil {
-		return err
+	if in.Sudo {
+		return unservedOption(c.r.URL.Path, "sudo")
 	}
 	name, err := c.on("write", "file", in.File)
 	if err != nil {
@@ -530,7 +263,7 @@ func (c *call) fileWrite() error {
 			content = io.MultiReader(content, strings.NewReader("\n"))
 		}
 	case "base64":
-		// It is looked at before the file is touched.
+		// The content is checked before the file is touched.
 		r, err := sp.reader()
 		if err != nil {
 			return err
@@ -553,7 +286,7 @@ func (c *call) fileWrite() error {
 		err = c.append(name, counted)
 	} else {
 		var mode fs.FileMode
-		if mode, _, err = c.mode(name); err == nil {
+		if mode, err = c.mode(name); err == nil {
 			err = c.s.opts.Sandboxes.WriteFile(c.ctx(), c.sb.ID, name, mode, counted)
 		}
 	}
@@ -563,7 +296,7 @@ func (c *call) fileWrite() error {
 	return c.answer(map[string]any{"file": in.File, "bytes_written": counted.n})
 }
 
-// append adds to a file by a command, since nothing else does that without reading it all.
+// append adds to a file by a command, since any other way would read all of it.
 func (c *call) append(name string, r io.Reader) error {
 	said := &printed{most: maxPrinted}
 	const script = `[ -d "$1" ] && exit 45; d=${1%/*}/; [ -d "$d" ] || mkdir -p "$d" || exit; cat >>"$1"`
@@ -582,11 +315,11 @@ func (c *call) append(name string, r io.Reader) error {
 	case says("No space left"), says("quota exceeded"):
 		return sandboxer.E(sandboxer.Exhausted, cause, "%s: the sandbox's disk is full", name)
 	case says("an't fork"), says("annot fork"), says("Resource temporarily unavailable"):
-		return sandboxer.E(sandboxer.Exhausted, cause, "%s: the sandbox has no process left to work on it", name)
+		return sandboxer.E(sandboxer.Exhausted, cause, "%s: the sandbox has reached its limit of processes", name)
 	case says("Permission denied"), says("Operation not permitted"):
 		return sandboxer.E(sandboxer.Denied, cause, "%s may not be written inside the sandbox", name)
 	case says("Read-only file system"):
-		return fileFailure(http.StatusForbidden, "read_only_filesystem", sandboxer.Denied, cause, "%s lies in a file system that is read-only", name)
+		return fileFailure(http.StatusForbidden, "read_only_filesystem", sandboxer.Denied, cause, "%s is in a read-only file system", name)
 	}
 	return sandboxer.E(sandboxer.Failed, cause, "%s: the shell inside the sandbox ended with %d", name, x.Code)
 }
@@ -610,7 +343,7 @@ func (s *Server) beginSpool(tenant string) error {
 	if s.spools[""] >= maxSpools || s.spools[tenant+"/"] >= maxSpoolsTenant {
 		e := sandboxer.E(sandboxer.Exhausted, nil, "too many large files are being written at once")
 		e.RetryAfter = time.Second
-		return e.WithHint("try again, or send them by /v1/file/upload")
+		return e.WithHint("try again")
 	}
 	s.spools[""]++
 	s.spools[tenant+"/"]++
@@ -624,7 +357,7 @@ func (s *Server) growSpool(tenant string, n int64) error {
 	if s.spooled[""]+n > maxSpooled || s.spooled[tenant+"/"]+n > maxSpooledTenant {
 		e := sandboxer.E(sandboxer.Exhausted, nil, "too much of large files is being written at once")
 		e.RetryAfter = time.Second
-		return e.WithHint("try again, or send them by /v1/file/upload")
+		return e.WithHint("try again")
 	}
 	s.spooled[""] += n
 	s.spooled[tenant+"/"] += n
@@ -711,7 +444,7 @@ func (s *spool) reader() (io.Reader, error) {
 	return bufio.NewReaderSize(s.file, 64<<10), nil
 }
 
-// plain is reader for what is the content as it is. More of it may have come than that is allowed, since base64 is longer.
+// plain is reader for a content that is not encoded. More of it than allowed may have come, since base64 is longer.
 func (s *spool) plain() (io.Reader, error) {
 	if s.n > maxContent {
 		return nil, bodyError(&http.MaxBytesError{Limit: maxContent})
@@ -728,11 +461,11 @@ func (s *spool) close() {
 	}
 }
 
-// maxRest bounds what of a request to write is not content.
+// maxRest bounds the part of a write request that is not content.
 const maxRest = 64 << 10
 
-// readWrite reads a request to write: the text of its field content goes to content, and is in the request
-// no more than there. What it is besides is held to what every request is held to.
+// readWrite reads a write request: the text of its field content goes to content only. The other
+// fields are checked as in every request.
 func readWrite(body io.Reader, content io.Writer) (in writeRequest, err error) {
 	r := bufio.NewReaderSize(body, 64<<10)
 	var rest []byte
@@ -812,7 +545,7 @@ func readWrite(body io.Reader, content io.Writer) (in writeRequest, err error) {
 	return in, nil
 }
 
-// unquote reads a text of JSON after its first quote, up to the last, and writes what it says.
+// unquote reads a JSON string after its first quote, up to the last, and writes its text.
 func unquote(r *bufio.Reader, w io.Writer) error {
 	out := bufio.NewWriterSize(w, 32<<10)
 	pending := rune(-1) // the first half of a character
@@ -836,7 +569,7 @@ func unquote(r *bufio.Reader, w io.Writer) error {
 		}
 	}
 	for {
-		// What needs no look goes on in one piece.
+		// Text without escapes goes on in one piece.
 		if pending < 0 {
 			if _, err := r.Peek(1); err == nil {
 				ahead, _ := r.Peek(r.Buffered())

@@ -58,7 +58,7 @@ func FuzzExports(f *testing.F) {
 		r.Write(b)
 		r.end()
 		if value := strings.ReplaceAll(string(b), "\x00", ""); utf8.Valid(b) {
-			vars, err := parseExports([]byte("export A=" + quoted(value) + "\nexport B='2'\n"))
+			vars, err := parseExports([]byte("export A='" + strings.ReplaceAll(value, "'", `'\''`) + "'" + "\nexport B='2'\n"))
 			if err != nil || vars["A"] != value || vars["B"] != "2" {
 				t.Errorf("%q: %v %v", value, vars, err)
 			}
@@ -72,15 +72,15 @@ func FuzzGlob(f *testing.F) {
 		f.Add(s, "a/b.py")
 	}
 	f.Fuzz(func(t *testing.T, pattern, name string) {
-		re, err := compileGlob("glob", pattern, false)
+		re, err := compileGlob("glob", pattern)
 		if err != nil {
 			return
 		}
-		if m := re.MatchString(name); !m && pattern == name && !strings.ContainsAny(pattern, "*?[") && !strings.HasPrefix(pattern, "./") && utf8.ValidString(name) {
+		if pattern == name && !re.MatchString(name) && !strings.ContainsAny(pattern, "*?[") && !strings.HasPrefix(pattern, "./") && utf8.ValidString(name) {
 			t.Errorf("%q does not match itself", pattern)
 		}
-		if anywhere, err := compileGlob("glob", pattern, true); err != nil || re.MatchString(name) && !anywhere.MatchString(name) {
-			t.Errorf("%q and %q: %v", pattern, name, err)
+		if re.MatchString(name) && !re.MatchString("dir/"+name) {
+			t.Errorf("%q matches %q, but not below a directory", pattern, name)
 		}
 	})
 }
@@ -88,12 +88,12 @@ func FuzzGlob(f *testing.F) {
 // Requests of every kind are decoded or refused in words.
 func FuzzRequests(f *testing.F) {
 	for _, s := range []string{
-		`{"command":"x","hard_timeout":1e308}`, `{"command":"x","env":{"A":null}}`, `{"path":"/","pattern":"x","max_file_size":"1M"}`, `{"command":"insert","insert_line":-1,"path":"/"}`,
+		`{"command":"x","hard_timeout":1e308}`, `{"command":"x","env":{"A":null}}`, `{"path":"/","pattern":"x","max_file_size":"1M"}`,
 	} {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, body []byte) {
-		for _, v := range []any{&shellExec{}, &shellCreate{}, &shellID{}, &bashExec{}, &bashOutput{}, &grepRequest{}, &editRequest{}, &codeRequest{}} {
+		for _, v := range []any{&shellExec{}, &shellCreate{}, &bashExec{}, &grepRequest{}} {
 			if err := decodeJSON(body, v); err != nil {
 				if !errors.As(err, new(badField)) {
 					t.Errorf("%q: %v", body, err)

@@ -21,9 +21,10 @@ import (
 // stub is a sandbox whose commands are functions, for tests in which time matters.
 type stub struct {
 	Sandboxes
-	exec  func(context.Context, sandboxer.Cmd) (sandboxer.Exit, error)
-	sleep time.Duration // until it is awake
-	alive atomic.Int32
+	exec    func(context.Context, sandboxer.Cmd) (sandboxer.Exit, error)
+	sleep   time.Duration // until it is awake
+	answers string        // to where it is
+	alive   atomic.Int32
 }
 
 func (s *stub) Awake(ctx context.Context, _ string) error {
@@ -38,6 +39,10 @@ func (s *stub) Awake(ctx context.Context, _ string) error {
 func (s *stub) Exec(ctx context.Context, ref string, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
 	if strings.Contains(cmd.Args[len(cmd.Args)-1], "command -v bash") {
 		io.WriteString(cmd.Stdout, "/bin/bash\n")
+		return sandboxer.Exit{}, nil
+	}
+	if s.answers != "" && cmd.Args[len(cmd.Args)-1] == "pwd" {
+		io.WriteString(cmd.Stdout, s.answers)
 		return sandboxer.Exit{}, nil
 	}
 	s.alive.Add(1)
@@ -68,7 +73,7 @@ func TestLimits(t *testing.T) {
 		}{
 			{"/v1/shell/exec", `"hard_timeout":2.5`, "hard_timeout", 2500 * time.Millisecond},
 			{"/v1/shell/exec", `"no_change_timeout":600`, "no_change_timeout", 600 * time.Second},
-			{"/v1/shell/exec", `"no_change_timeout":3,"hard_timeout":2,"timeout":10`, "hard_timeout", 2 * time.Second},
+			{"/v1/shell/exec", `"no_change_timeout":3,"hard_timeout":2`, "hard_timeout", 2 * time.Second},
 			{"/v1/bash/exec", `"hard_timeout":600.0`, "timed_out", 600 * time.Second},
 		} {
 			start := time.Now()
@@ -79,23 +84,6 @@ func TestLimits(t *testing.T) {
 			if r.Status != c.status || r.Output+r.Stdout != "part\n" || r.ExitCode != nil || time.Since(start) != c.after || b.alive.Load() != 0 {
 				t.Errorf("%+v: %+v after %s, %d alive", c, r, time.Since(start), b.alive.Load())
 			}
-		}
-		// Who waits for less is told that it runs, and it does, with its other limits.
-		start := time.Now()
-		r := a.bash(`{"session_id":"s","command":"x","timeout":1,"hard_timeout":60}`)
-		if r.Status != "running" || r.Stdout != "part\n" || time.Since(start) != time.Second || b.alive.Load() != 1 {
-			t.Errorf("%+v after %s", r, time.Since(start))
-		}
-		out := data[struct{ Command *bashCommand }](t, a.post("/v1/bash/output", `{"session_id":"s","offset":5,"wait":true,"wait_timeout":100}`), 200)
-		if out.Command.Status != "timed_out" || time.Since(start) != time.Minute {
-			t.Errorf("%+v after %s", out.Command, time.Since(start))
-		}
-		// What ignores a signal is ended all the same.
-		a.bash(`{"session_id":"s","command":"x","async_mode":true}`)
-		start = time.Now()
-		data[any](t, a.post("/v1/bash/kill", `{"session_id":"s","signal":"SIGINT"}`), 200)
-		if time.Since(start) != killGrace || b.alive.Load() != 0 {
-			t.Errorf("after %s, %d alive", time.Since(start), b.alive.Load())
 		}
 	})
 }
@@ -117,15 +105,16 @@ func TestLimitsBeginAwake(t *testing.T) {
 			t.Errorf("%+v", r)
 		}
 		b.sleep = time.Hour
-		a.bash(`{"session_id":"s","command":"x","async_mode":true}`)
-		data[any](t, a.post("/v1/bash/kill", `{"session_id":"s","signal":"SIGKILL"}`), 200)
-		if out := data[struct{ Command *bashCommand }](t, a.post("/v1/bash/output", `{"session_id":"s"}`), 200); out.Command.Status != "killed" {
-			t.Errorf("%+v", out.Command)
+		done := a.begin("/v1/bash/exec", `{"session_id":"s","command":"x"}`)
+		synctest.Wait()
+		data[any](t, a.post("/v1/bash/sessions/s/close", ""), 200)
+		if r := data[bashResult](t, <-done, 200); r.Status != "killed" || r.Stdout != "" {
+			t.Errorf("%+v", r)
 		}
 	})
 }
 
-// Who asked for a command that the memory limit killed is told so, besides its code.
+// A caller whose command the memory limit killed sees that, in addition to its code.
 func TestKilledForMemory(t *testing.T) {
 	a, _ := stubAPI(t, func(_ context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
 		io.WriteString(cmd.Stdout, "part\n")
@@ -141,73 +130,10 @@ func TestKilledForMemory(t *testing.T) {
 	}
 }
 
-// Of two limits of one wait the shorter counts.
-func TestShellWaitLimits(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		a, _ := stubAPI(t, hangs)
-		defer a.s.Close()
-		id := a.shell(`{"command":"x","async_mode":true}`).SessionID
-		for range 8 {
-			for limits, want := range map[string]time.Duration{
-				`"seconds":3,"max_wait_seconds":5`: 3 * time.Second, `"seconds":5,"max_wait_seconds":3`: 3 * time.Second, `"seconds":4`: 4 * time.Second, `"max_wait_seconds":4`: 4 * time.Second, `"seconds":0`: 0,
-			} {
-				start := time.Now()
-				if r := data[map[string]string](t, a.post("/v1/shell/wait", `{"id":"`+id+`",`+limits+`}`), 200); r["status"] != "running" || time.Since(start) != want {
-					t.Errorf("%s: %v after %s", limits, r, time.Since(start))
-				}
-			}
-		}
-	})
-}
-
-// Input waits for a command that does not read, up to a bound; who has written it need not be there any more.
-func TestInput(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		read := make(chan struct{})
-		a, _ := stubAPI(t, func(ctx context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
-			<-read
-			b := make([]byte, maxInput+4)
-			n, err := io.ReadFull(cmd.Stdin, b)
-			fmt.Fprint(cmd.Stdout, n, err, string(b[max(n-4, 0):n]))
-			n, err = cmd.Stdin.Read(b)
-			fmt.Fprint(cmd.Stdout, n, err)
-			return sandboxer.Exit{}, nil
-		})
-		defer a.s.Close()
-		a.bash(`{"session_id":"s","command":"x","async_mode":true}`)
-		write := func(ctx context.Context, text string) *httptest.ResponseRecorder {
-			return a.call(ctx, "POST", "/v1/bash/write", "", strings.NewReader(`{"session_id":"s","input":"`+text+`"}`))
-		}
-		left, leave := context.WithCancel(a.who)
-		leave()
-		data[any](t, write(left, strings.Repeat("x", maxInput)), 200)
-		if w := write(a.who, "last"); w.Code != 429 || w.Header().Get("Retry-After") == "" {
-			t.Errorf("%d %s", w.Code, w.Body)
-		}
-		refused(t, write(a.who, strings.Repeat("x", maxInput+1)), 422)
-		close(read)
-		synctest.Wait()
-		data[any](t, write(a.who, "last"), 200)
-		synctest.Wait()
-		data[any](t, a.post("/v1/bash/kill", `{"session_id":"s","signal":"SIGKILL"}`), 200)
-		out := data[struct{ Stdout string }](t, a.post("/v1/bash/output", `{"session_id":"s"}`), 200)
-		if want := fmt.Sprint(maxInput+4, nil, "last") + fmt.Sprint(0, io.EOF); out.Stdout != want {
-			t.Errorf("%q, want %q", out.Stdout, want)
-		}
-		refused(t, write(a.who, "x"), 409)
-		a.bash(`{"session_id":"t","command":"x","async_mode":true}`)
-		a.s.Forget(a.sb.ID)
-		synctest.Wait()
-		if n := a.s.memory.all.sum(); n != 0 {
-			t.Errorf("%d bytes are still accounted for", n)
-		}
-	})
-}
-
 // Silence is counted from the last output on.
 func TestNoChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		a, _ := stubAPI(t, func(ctx context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
+		a, b := stubAPI(t, func(ctx context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
 			for i := range 5 {
 				time.Sleep(time.Second)
 				fmt.Fprint(cmd.Stdout, i)
@@ -221,10 +147,8 @@ func TestNoChange(t *testing.T) {
 			t.Errorf("%+v after %s", r, time.Since(start))
 		}
 		// A session's own limit holds for commands that have none.
-		c := &call{s: a.s, r: httptest.NewRequest("GET", "/", nil), sb: a.sb}
-		if _, _, err := c.openSession(shellKind, "id", "s", func(se *session) { se.noChange = 3 * time.Second }); err != nil {
-			t.Fatal(err)
-		}
+		b.answers = "/w\n"
+		data[shellCreated](t, a.post("/v1/shell/sessions/create", `{"id":"s","no_change_timeout":3}`), 200)
 		start = time.Now()
 		if r := a.shell(`{"id":"s","command":"x"}`); r.Status != "no_change_timeout" || time.Since(start) != 8*time.Second {
 			t.Errorf("%+v after %s", r, time.Since(start))
@@ -232,20 +156,32 @@ func TestNoChange(t *testing.T) {
 	})
 }
 
-// Sessions that nobody uses go; what runs in one keeps it.
+// begin sends a request and does not wait for its answer.
+func (a *api) begin(p, body string) <-chan *httptest.ResponseRecorder {
+	done := make(chan *httptest.ResponseRecorder, 1)
+	go func() { done <- a.post(p, body) }()
+	return done
+}
+
+// Unused sessions go; a running command in one keeps it.
 func TestIdleSessions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, b := stubAPI(t, hangs)
 		defer a.s.Close()
-		a.bash(`{"session_id":"busy","command":"x","async_mode":true}`)
-		a.bash(`{"session_id":"idle","command":"x","hard_timeout":1}`)
-		synctest.Wait()
-		time.Sleep(sessionIdle + time.Minute)
-		sessions := data[[]bashSession](t, a.call(a.who, "GET", "/v1/bash/sessions", "", nil), 200)
-		if len(sessions) != 1 || sessions[0].SessionID != "busy" || *sessions[0].CurrentCommand != "x" {
-			t.Errorf("%+v", sessions)
+		sessions := func(has string) (n int, there bool) {
+			a.post("/v1/file/read", "{}") // any request has the old ones go
+			a.s.mu.Lock()
+			defer a.s.mu.Unlock()
+			of := a.s.known[a.sb.ID].sessions[bashKind]
+			return len(of), of[has] != nil
 		}
-		// Where there are as many as there may be, one that was not used for a while makes room.
+		busy := a.begin("/v1/bash/exec", `{"session_id":"busy","command":"x"}`)
+		a.bash(`{"session_id":"idle","command":"x","hard_timeout":1}`)
+		time.Sleep(sessionIdle + time.Minute)
+		if n, there := sessions("busy"); n != 1 || !there {
+			t.Errorf("%d sessions, the one that runs among them: %v", n, there)
+		}
+		// At the bound, a session that was not used for a while makes room.
 		for i := range maxSessions - 1 {
 			a.bash(fmt.Sprintf(`{"session_id":"s%d","command":"x","hard_timeout":1}`, i))
 		}
@@ -254,23 +190,34 @@ func TestIdleSessions(t *testing.T) {
 		}
 		time.Sleep(sessionRoom)
 		a.bash(`{"session_id":"more","command":"x","hard_timeout":1}`)
-		sessions = data[[]bashSession](t, a.call(a.who, "GET", "/v1/bash/sessions", "", nil), 200)
-		has := func(id string) bool {
-			return slices.ContainsFunc(sessions, func(s bashSession) bool { return s.SessionID == id })
+		for id, want := range map[string]bool{"busy": true, "more": true, "s0": false, "s1": true} {
+			if n, there := sessions(id); n != maxSessions || there != want {
+				t.Errorf("%d sessions, %s among them: %v", n, id, there)
+			}
 		}
-		if len(sessions) != maxSessions || !has("busy") || !has("more") || has("s0") || !has("s1") {
-			t.Errorf("%+v", sessions)
+		// The end of the sandbox, another one of its ID and the end of the server end what runs.
+		ended := func(what string, busy <-chan *httptest.ResponseRecorder, status int) {
+			t.Helper()
+			w := <-busy
+			synctest.Wait()
+			if w.Code != status || status == 200 && data[bashResult](t, w, 200).Status != "killed" || b.alive.Load() != 0 || a.s.memory.all.sum() != 0 {
+				t.Errorf("%s: %d %s, %d alive, %d bytes kept", what, w.Code, w.Body, b.alive.Load(), a.s.memory.all.sum())
+			}
 		}
 		a.s.Forget(a.sb.ID)
+		ended("Forget", busy, 200)
+		busy = a.begin("/v1/bash/exec", `{"session_id":"busy","command":"x"}`)
 		synctest.Wait()
-		if b.alive.Load() != 0 || a.s.memory.all.sum() != 0 {
-			t.Errorf("%d alive, %d bytes kept", b.alive.Load(), a.s.memory.all.sum())
-		}
-		a.bash(`{"session_id":"busy","command":"x","async_mode":true}`)
+		a.sb.Generation++
+		a.bash(`{"command":"x","hard_timeout":1}`)
+		ended("the next sandbox", busy, 200)
+		busy = a.begin("/v1/bash/exec", `{"session_id":"busy","command":"x"}`)
+		synctest.Wait()
 		a.s.Close()
 		if b.alive.Load() != 0 {
 			t.Errorf("%d alive after Close", b.alive.Load())
 		}
+		ended("Close", busy, 503)
 		refused(t, a.post("/v1/bash/exec", commandOf("x")), 503)
 	})
 }
@@ -284,39 +231,30 @@ func TestOutput(t *testing.T) {
 	for i := range 400 {
 		io.WriteString(io.MultiWriter(o, &all), strings.Repeat(fmt.Sprintf("%09d\n", i), 1000))
 	}
-	if got, next := o.since(0, false); next != 4_000_000 || got[:maxHead] != all.String()[:maxHead] || got[len(got)-maxTail:] != all.String()[4_000_000-maxTail:] ||
+	if got, next := o.text(); next != 4_000_000 || got[:maxHead] != all.String()[:maxHead] || got[len(got)-maxTail:] != all.String()[4_000_000-maxTail:] ||
 		!strings.Contains(got, fmt.Sprintf("%d bytes were not kept", 4_000_000-maxHead-maxTail)) {
 		t.Errorf("%d bytes up to %d", len(got), next)
-	}
-	if got, _ := o.since(3_999_990, false); got != "000000399\n" {
-		t.Errorf("%q", got)
-	}
-	if got, _ := o.since(1<<60, false); got != "" {
-		t.Errorf("%q", got)
 	}
 	if m.all.sum() != maxHead+maxTail {
 		t.Errorf("%d bytes are accounted for", m.all.sum())
 	}
 	o.release()
-	if m.all.sum() != 0 {
-		t.Errorf("%d bytes after release", m.all.sum())
+	io.WriteString(o, "late")
+	if got, next := o.text(); m.all.sum() != 0 || len(got) > 100 || next != 4_000_004 {
+		t.Errorf("%d bytes after release, %q up to %d", m.all.sum(), got, next)
 	}
 	m.grow(who, forOutputs, maxMemorySandbox/2-10)
 	small := newOutput(m, who, func() {})
 	fmt.Fprint(small, "abcdefgh")
 	fmt.Fprint(small, "ij0123456789")
-	if got, next := small.since(0, false); !strings.HasPrefix(got, "abcdefgh") || next != 20 {
+	if got, next := small.text(); !strings.HasPrefix(got, "abcdefgh") || next != 20 {
 		t.Errorf("%q up to %d", got, next)
 	}
 	small.release()
 
 	cut := newOutput(m, who, func() {})
 	cut.Write([]byte("a\xc3"))
-	if got, next := cut.since(0, true); got != "a" || next != 1 {
-		t.Errorf("%q up to %d", got, next)
-	}
-	cut.Write([]byte("\xa4"))
-	if got, next := cut.since(1, true); got != "ä" || next != 3 {
+	if got, next := cut.text(); got != "a\uFFFD" || next != 2 {
 		t.Errorf("%q up to %d", got, next)
 	}
 	if got := shorten(strings.Repeat("ä", 1000), 100); len([]rune(got)) > 100 || len([]rune(got)) < 95 || !strings.HasPrefix(got, "ä") || !strings.HasSuffix(got, "ä") {

@@ -8,117 +8,58 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	"github.com/sand-boxer/sandboxer"
 )
 
-// What is kept of commands leaves room for requests and for later commands, of its sandbox and of its tenant.
-func TestKeptMakesRoom(t *testing.T) {
+// Commands that run leave room for requests, of their sandbox and of their tenant. What they wrote is given back when they
+// have ended.
+func TestOutputsLeaveRoom(t *testing.T) {
 	const bound = maxHead + maxTail
-	piece := strings.Repeat("x", bound)
-	prints := func(ctx context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
-		io.WriteString(cmd.Stdout, piece)
-		io.WriteString(cmd.Stdout, piece)
-		if cmd.Stdin != nil {
+	synctest.Test(t, func(t *testing.T) {
+		a, _ := stubAPI(t, func(ctx context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
+			io.WriteString(cmd.Stdout, strings.Repeat("x", 2*bound))
 			<-ctx.Done()
+			return sandboxer.Exit{}, ctx.Err()
+		})
+		defer a.s.Close()
+		const each = maxMemorySandbox / 2 / bound
+		running := 0
+		for i := range maxMemoryTenant / 2 / bound / each * 2 { // twice what there is room for
+			a.sb.ID = "box" + strconv.Itoa(i)
+			for range 2 * each {
+				a.begin("/v1/bash/exec", commandOf("x"))
+				running++
+			}
+			synctest.Wait()
 		}
-		return sandboxer.Exit{}, nil
-	}
-	a, _ := stubAPI(t, prints)
-	defer a.s.Close()
-	check := func() {
-		t.Helper()
+		a.s.memory.mu.Lock()
+		for what, u := range map[string]struct {
+			used use
+			most int
+		}{"all": {a.s.memory.all, maxMemory}, "tenant": {a.s.memory.tenants[""], maxMemoryTenant}, "sandbox": {a.s.memory.sandboxes["box0"], maxMemorySandbox}} {
+			if u.used[forOutputs] > u.most/2 {
+				t.Errorf("%s: %v", what, u.used)
+			}
+		}
+		if n := a.s.memory.tenants[""][forOutputs]; n < maxMemoryTenant/2-bound {
+			t.Errorf("the outputs of %d commands take %d bytes: the test shows nothing", running, n)
+		}
+		a.s.memory.mu.Unlock()
+		a.sb.ID = "box0"
 		padding := `","x":"` + strings.Repeat("x", maxJSON-1000)
-		refused(t, a.post("/v1/bash/output", `{"session_id":"none`+padding+`"}`), 404)
+		refused(t, a.post("/v1/shell/exec", `{"id":"none","command":"x`+padding+`"}`), 404)
+		for i := range running {
+			a.s.Forget("box" + strconv.Itoa(i))
+		}
+		synctest.Wait()
 		a.s.memory.mu.Lock()
 		defer a.s.memory.mu.Unlock()
-		for what, u := range map[string]use{"all": a.s.memory.all, "tenant": a.s.memory.tenants[""], "sandbox": a.s.memory.sandboxes[a.sb.ID]} {
-			if most := map[string]int{"all": maxMemory, "tenant": maxMemoryTenant, "sandbox": maxMemorySandbox}[what]; u[forOutputs] > most/2 || u[forTexts] > most/8 {
-				t.Errorf("%s: %v", what, u)
-			}
+		if n := a.s.memory.all.sum(); n != 0 || len(a.s.memory.tenants) != 0 || len(a.s.memory.sandboxes) != 0 {
+			t.Errorf("%d bytes are still accounted for", n)
 		}
-	}
-	first := ""
-	for i := range 12 {
-		r := a.bash(`{"command":"x","max_output_length":0}`)
-		if len(r.Stdout) < bound {
-			t.Fatalf("command %d: %d bytes of its output", i, len(r.Stdout))
-		}
-		if first == "" {
-			first = r.SessionID
-		}
-		if i == 10 { // the first is gone by now, but its session is not
-			out := data[struct{ Stdout string }](t, a.post("/v1/bash/output", `{"session_id":"`+first+`"}`), 200)
-			if !strings.Contains(out.Stdout, strconv.Itoa(2*bound)+" bytes were not kept") || len(out.Stdout) > 100 {
-				t.Errorf("%d bytes of the oldest output", len(out.Stdout))
-			}
-		}
-	}
-	check()
-	for i := range 20 {
-		a.sb.ID = "more" + strconv.Itoa(i)
-		if r := a.bash(`{"command":"x","max_output_length":0}`); len(r.Stdout) < bound {
-			t.Fatalf("sandbox %d: %d bytes of the output", i, len(r.Stdout))
-		}
-	}
-	check()
-	// What runs makes no room, and still takes none from others.
-	a.sb.ID = "busy"
-	for range maxImplicit {
-		a.bash(`{"command":"x","async_mode":true}`)
-	}
-	a.s.mu.Lock()
-	a.s.known[a.sb.ID].shell = ""
-	a.s.mu.Unlock()
-	a.bash(commandOf("x"))
-	a.s.mu.Lock()
-	if shell := a.s.known[a.sb.ID].shell; shell != "/bin/bash" {
-		t.Errorf("the shell is %q", shell)
-	}
-	a.s.mu.Unlock()
-	check()
-}
-
-// The texts of commands are accounted for, and go when others need their room.
-func TestKeptTexts(t *testing.T) {
-	a, _ := stubAPI(t, func(ctx context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
-		if cmd.Env["RUN"] != "" {
-			<-ctx.Done()
-		}
-		return sandboxer.Exit{}, nil
 	})
-	defer a.s.Close()
-	long := strings.Repeat("x", 900<<10)
-	in := func(more string) string { return `{"session_id":"s","command":"` + long + `"` + more + `}` }
-	first := a.bash(in(""))
-	if first.Command != long {
-		t.Errorf("%d bytes of the command", len(first.Command))
-	}
-	for range maxCommands - 1 {
-		a.bash(in(""))
-	}
-	a.s.memory.mu.Lock()
-	n := a.s.memory.all[forTexts]
-	a.s.memory.mu.Unlock()
-	if n < len(long) || n > maxMemorySandbox/8 {
-		t.Errorf("%d bytes of texts", n)
-	}
-	out := data[struct{ Command *bashCommand }](t, a.post("/v1/bash/output", `{"session_id":"s","command_id":"`+first.CommandID+`"}`), 200)
-	if n := len(out.Command.Command); n < 1000 || n > 2000 {
-		t.Errorf("%d bytes are left of the oldest", n)
-	}
-	for range maxMemorySandbox / 8 / len(long) {
-		a.bash(in(`,"async_mode":true,"env":{"RUN":"1"}`))
-	}
-	if w := a.post("/v1/bash/exec", in("")); w.Code != 429 || w.Header().Get("Retry-After") == "" {
-		t.Errorf("%d %s", w.Code, w.Body)
-	}
-	a.bash(commandOf("x"))
-	a.s.Forget(a.sb.ID)
-	a.s.Close()
-	if n := a.s.memory.all.sum(); n != 0 || a.s.memory.idle.Len() != 0 {
-		t.Errorf("%d bytes, %d outputs are left", n, a.s.memory.idle.Len())
-	}
 }
 
 // texts is a sandbox whose only file has a text, which commands print.
@@ -178,13 +119,10 @@ func TestAnswersAreAccountedFor(t *testing.T) {
 			status  int
 		}{
 			{"/v1/bash/exec", `{"session_id":"s","command":"x","max_output_length":0}`, 200},
-			{"/v1/bash/output", `{"session_id":"s"}`, 200},
 			{"/v1/shell/exec", `{"command":"x","truncate":false}`, 200},
 			{"/v1/file/read", `{"file":"/f"}`, read},
 			{"/v1/file/read", `{"file":"/f","start_line":0}`, read},
-			{"/v1/file/search", `{"file":"/f","regex":"."}`, 200},
-			{"/v1/file/str_replace_editor", `{"command":"view","path":"/f"}`, 413}, // with its numbers
-			{"/v1/file/str_replace_editor", `{"command":"insert","path":"/f","insert_line":0,"new_str":""}`, read},
+			{"/v1/file/grep", `{"path":"/f","pattern":".","max_file_size":"8M"}`, 200},
 		} {
 			w := post(c.p, c.body)
 			if w.Code != c.status || w.Body.Len() > maxEncoded+smallAnswer {
@@ -196,9 +134,6 @@ func TestAnswersAreAccountedFor(t *testing.T) {
 		}
 	}
 	b.text = strings.Repeat("x\n", 1<<20)
-	for _, body := range []string{`"command":"view"`, `"command":"insert","insert_line":0,"new_str":"y"`, `"command":"str_replace","old_str":"x","new_str":"y","replace_mode":"ALL"`} {
-		data[editResult](t, post("/v1/file/str_replace_editor", `{"path":"/f",`+body+`}`), 200)
-	}
 	// A command that has run is not to be run again because its output finds no room.
 	who := account{"", a.sb.ID}
 	held := 0
@@ -211,7 +146,7 @@ func TestAnswersAreAccountedFor(t *testing.T) {
 		}
 		return sandboxer.Exit{}, nil
 	}
-	if r := a.bash(commandOf("x")); r.Status != "completed" || !strings.Contains(r.Stdout, "left out") || r.Offset != 0 {
+	if r := a.bash(commandOf("x")); r.Status != "completed" || !strings.Contains(r.Stdout, "left out") || r.Offset != int64(len(b.text)) {
 		t.Errorf("%.200v", r)
 	}
 	a.s.memory.shrink(who, forRequests, held)

@@ -8,63 +8,66 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// routes is what is served, by method and path.
-var routes = map[string]func(*call) error{
-	"GET /v1/sandbox":                 (*call).sandbox,
-	"GET /v1/sandbox/packages/python": (*call).pythonPackages,
-	"GET /v1/sandbox/packages/nodejs": (*call).nodePackages,
-
-	"POST /v1/shell/exec":            (*call).shellExec,
-	"POST /v1/shell/view":            (*call).shellView,
-	"POST /v1/shell/wait":            (*call).shellWait,
-	"POST /v1/shell/write":           (*call).shellWrite,
-	"POST /v1/shell/kill":            (*call).shellKill,
-	"POST /v1/shell/sessions/create": (*call).shellCreate,
-	"POST /v1/shell/sessions/update": (*call).shellUpdate,
-	"GET /v1/shell/sessions/stats":   (*call).shellStats,
-	"GET /v1/shell/sessions":         (*call).shellSessions,
-	"DELETE /v1/shell/sessions":      func(c *call) error { return c.closeSession(shellKind, "") },
-
-	"POST /v1/bash/exec":            (*call).bashExec,
-	"POST /v1/bash/output":          (*call).bashOutput,
-	"POST /v1/bash/write":           (*call).bashWrite,
-	"POST /v1/bash/kill":            (*call).bashKill,
-	"GET /v1/bash/sessions":         (*call).bashSessions,
-	"POST /v1/bash/sessions/create": (*call).bashCreate,
-
-	"POST /v1/file/read":               (*call).fileRead,
-	"POST /v1/file/write":              (*call).fileWrite,
-	"POST /v1/file/replace":            (*call).fileReplace,
-	"POST /v1/file/search":             (*call).fileSearch,
-	"POST /v1/file/find":               (*call).fileFind,
-	"POST /v1/file/grep":               (*call).fileGrep,
-	"POST /v1/file/glob":               (*call).fileGlob,
-	"POST /v1/file/list":               (*call).fileList,
-	"POST /v1/file/upload":             (*call).fileUpload,
-	"GET /v1/file/download":            (*call).fileDownload,
-	"POST /v1/file/str_replace_editor": (*call).fileEdit,
-
-	"POST /v1/code/execute": (*call).codeExecute,
-	"GET /v1/code/info":     (*call).codeInfo,
+// route is one path that is served.
+type route struct {
+	serve func(*call) error
+	lacks []string // see call
 }
 
-// unserved is what the image has besides, by the beginning of its path, and what to do instead.
+// async are options of commands that go on after their answer.
+var async = []string{"async_mode", "timeout"}
+
+// routes are the served routes, by method and path. Sessions are closed by a path with their ID; see below.
+var routes = map[string]route{
+	"GET /v1/sandbox": {serve: (*call).sandbox},
+
+	"POST /v1/shell/exec":            {serve: (*call).shellExec, lacks: async},
+	"POST /v1/shell/sessions/create": {serve: (*call).shellCreate},
+
+	"POST /v1/bash/exec":            {serve: (*call).bashExec, lacks: async},
+	"POST /v1/bash/sessions/create": {serve: (*call).bashCreate, lacks: []string{"snapshot_path"}},
+
+	"POST /v1/file/read":    {serve: (*call).fileRead, lacks: []string{"sudo"}},
+	"POST /v1/file/write":   {serve: (*call).fileWrite},
+	"POST /v1/file/find":    {serve: (*call).fileFind},
+	"POST /v1/file/grep":    {serve: (*call).fileGrep, lacks: []string{"include", "exclude", "context_before", "context_after", "multiline", "offset", "type"}},
+	"POST /v1/file/list":    {serve: (*call).fileList, lacks: []string{"file_types", "max_depth", "include_permissions", "sort_by", "sort_desc"}},
+	"GET /v1/file/download": {serve: (*call).fileDownload},
+}
+
+// unserved lists what else the image serves, by the beginning of its path, and what to use instead.
 var unserved = []struct{ prefix, what, instead string }{
 	{"/auth", "auth", "the URL of a sandbox has its token in it: nothing else is needed"},
 	{"/tickets", "tickets", "the URL of a sandbox has its token in it: nothing else is needed"},
 	{"/v1/browser", "browser", "start a browser in the sandbox by /v1/bash/exec, from an image that has one"},
 	{"/v1/display", "display", "a sandbox has no screen"},
-	{"/v1/jupyter", "jupyter", "run code by /v1/code/execute"},
-	{"/v1/nodejs", "nodejs", "run code by /v1/code/execute, with the language javascript"},
+	{"/v1/jupyter", "jupyter", "run the interpreter by /v1/bash/exec"},
+	{"/v1/nodejs", "nodejs", "run the interpreter by /v1/bash/exec"},
+	{"/v1/code", "code", "run the interpreter by /v1/bash/exec"},
 	{"/v1/mcp", "mcp", "start the server in the sandbox by /v1/bash/exec"},
 	{"/v1/skills", "skills", "read and write their files by /v1/file"},
 	{"/v1/proxy", "proxy", "what a sandbox may reach is its profile's network policy"},
 	{"/v1/util", "util", "start a converter in the sandbox by /v1/bash/exec"},
 	{"/v1/file/watch", "file/watch", "list the directory again by /v1/file/list"},
+	{"/v1/file/replace", "file/replace", "read the file, and write it by /v1/file/write"},
+	{"/v1/file/search", "file/search", "search the file by /v1/file/grep"},
+	{"/v1/file/glob", "file/glob", "use /v1/file/find"},
+	{"/v1/file/upload", "file/upload", "write the file by /v1/file/write, with the encoding base64"},
+	{"/v1/file/str_replace_editor", "file/str_replace_editor", "read the file, and write it by /v1/file/write"},
+	{"/v1/sandbox/packages", "sandbox/packages", "run pip or npm by /v1/bash/exec"},
 	{"/v1/sandbox/hooks", "sandbox/hooks", "run the command before the sandbox is destroyed"},
 	{"/v1/sandbox/observe", "sandbox/observe", "measure it: sandboxer stats ID"},
 	{"/v1/shell/terminal-url", "shell/terminal-url", "open a terminal with: sandboxer shell ID"},
 	{"/v1/shell/ws", "shell/ws", "open a terminal with: sandboxer shell ID"},
+	{"/v1/shell/view", "shell/view", "the answer of /v1/shell/exec has the output"},
+	{"/v1/shell/wait", "shell/wait", "the answer of /v1/shell/exec comes when the command has ended"},
+	{"/v1/shell/write", "shell/write", "give the input in the command: printf … | command"},
+	{"/v1/shell/kill", "shell/kill", "close the session, or end the request: the command ends with it"},
+	{"/v1/shell/sessions", "shell/sessions", "create a session by its ID, and close it by DELETE with its ID"},
+	{"/v1/bash/output", "bash/output", "the answer of /v1/bash/exec has the output"},
+	{"/v1/bash/write", "bash/write", "give the input in the command: printf … | command"},
+	{"/v1/bash/kill", "bash/kill", "close the session, or end the request: the command ends with it"},
+	{"/v1/bash/sessions", "bash/sessions", "create a session by its ID, and close it by its ID"},
 }
 
 // route serves the request.
@@ -73,12 +76,13 @@ func (c *call) route() error {
 	if method == http.MethodHead {
 		method = http.MethodGet
 	}
-	if f := routes[method+" "+p]; f != nil {
+	if r, ok := routes[method+" "+p]; ok {
 		if accept := c.r.Header.Get("Accept"); strings.HasPrefix(accept, "text/event-stream") && !strings.Contains(accept, ",") {
 			return sandboxer.E(sandboxer.Unsupported, nil, "%s answers in one piece here, not as a stream of events", p).
-				WithHint("leave the header Accept out, and poll with /v1/bash/output or /v1/shell/view")
+				WithHint("leave the header Accept out")
 		}
-		return f(c)
+		c.lacks = r.lacks
+		return r.serve(c)
 	}
 	if id, ok := strings.CutPrefix(p, "/v1/shell/sessions/"); ok && id != "" && method == http.MethodDelete {
 		return c.closeSession(shellKind, id)
@@ -105,5 +109,5 @@ func (c *call) route() error {
 		}
 	}
 	return sandboxer.E(sandboxer.NotFound, nil, "there is nothing at %s", firstRunes(strings.ToValidUTF8(p, "?"), min(len([]rune(p)), 200))).
-		WithHint("docs/sandbox-api.md lists what there is")
+		WithHint("docs/reference/sandbox-api.md lists the routes")
 }

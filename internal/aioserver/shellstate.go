@@ -13,19 +13,18 @@ import (
 
 var variable = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 
-// script is what is around a command.
+// script is the text around a command.
 type script struct {
-	unset    []string // names of variables
-	snapshot string   // a file that is read first
-	reports  bool     // both outputs become one, and stderr says where the shell was left
+	unset   []string // names of variables
+	reports bool     // both outputs become one, and stderr says where the shell was left
 }
 
-// shellArgs is how a command is run: in a process of its own, so that exit ends nothing else. What is
-// too long for an argument comes as input, which is empty for the command all the same.
+// shellArgs is how a command is run: in a process of its own, so that exit ends nothing else. A command that
+// is too long for an argument comes as input; the command itself gets empty input all the same.
 func shellArgs(shell, command string, s script) []string {
 	var b strings.Builder
 	if s.reports {
-		// The command's own file descriptors are 0, 1 and 2. What it exports and where it goes is told
+		// The command's own file descriptors are 0, 1 and 2. Its exports and its directory are reported
 		// when it ends, also by exit.
 		b.WriteString("exec 8>&2 2>&1\n")
 	}
@@ -35,12 +34,8 @@ func shellArgs(shell, command string, s script) []string {
 	run := `eval "set --; $1"`
 	args := []string{command}
 	if len(command) > maxArgument {
-		b.WriteString("sandboxer_command=$(cat; printf x) || exit\nexec </dev/null\nset -- \"${sandboxer_command%x}\" \"$2\"\nunset sandboxer_command\n")
+		b.WriteString("sandboxer_command=$(cat; printf x) || exit\nexec </dev/null\nset -- \"${sandboxer_command%x}\"\nunset sandboxer_command\n")
 		args = []string{""}
-	}
-	if s.snapshot != "" {
-		b.WriteString("if [ -r \"$2\" ]; then . \"$2\" >/dev/null 2>&1; fi\n")
-		args = append(args, s.snapshot)
 	}
 	if s.reports {
 		const report = `{ printf '\000'; pwd; printf '\000'; export -p; printf '\000'; } >&8 2>/dev/null`
@@ -55,10 +50,10 @@ func shellArgs(shell, command string, s script) []string {
 	return append([]string{shell, "-c", b.String(), path.Base(shell)}, args...)
 }
 
-// maxReport bounds what a shell says of itself.
+// maxReport bounds a shell's reports about itself.
 const maxReport = 256 << 10
 
-// stateReader takes what a shell with script.reports says on stderr.
+// stateReader reads what a shell with script.reports writes to stderr.
 type stateReader struct {
 	memory *memory
 	who    account
@@ -87,8 +82,8 @@ type shellState struct {
 // notKept are variables of the shell itself.
 var notKept = map[string]bool{"PWD": true, "OLDPWD": true, "SHLVL": true, "_": true}
 
-// end gives up what it holds, and returns the last report that is whole. Where there is none, said is what is no report: a message
-// about a shell that could not be started.
+// end releases what it holds, and returns the last complete report. If there is none, said is the text that is no report:
+// a message about a shell that could not be started.
 func (r *stateReader) end() (st shellState, said []byte) {
 	defer r.memory.shrink(r.who, forRequests, len(r.b))
 	parts := bytes.Split(r.b, []byte{0})
@@ -213,7 +208,7 @@ func shellWord(s string) (word, rest string, err error) {
 	return "", "", errors.New("a line does not end")
 }
 
-// ansiC reads what is between $' and ', and returns how much that was with the last quote.
+// ansiC reads the text between $' and ', and returns its length with the last quote.
 func ansiC(b *strings.Builder, s string) (int, error) {
 	simple := map[byte]byte{'a': 7, 'b': 8, 'e': 27, 'E': 27, 'f': 12, 'n': 10, 'r': 13, 't': 9, 'v': 11, '\\': '\\', '\'': '\'', '"': '"', '?': '?'}
 	for i := 0; i < len(s); i++ {

@@ -19,7 +19,7 @@ func (b *Backend) DialAgent(ctx context.Context, h sandboxer.Handle) (net.Conn, 
 	return call(ctx, b, "dial_agent", b.opts.Short, func(ctx context.Context) (net.Conn, error) { return b.agent.DialAgent(ctx, h) })
 }
 
-// maxProcesses and maxArguments bound what a sandbox may say of its processes.
+// maxProcesses and maxArguments bound what a sandbox may report about its processes.
 const (
 	maxProcesses = 100_000
 	maxArguments = 2 << 20 // bytes of one command line, as Linux bounds it
@@ -38,7 +38,7 @@ func (b *Backend) StartProcess(ctx context.Context, h sandboxer.Handle, p sandbo
 	}
 	pid, err = call(ctx, b, "start_process", b.opts.Short, func(ctx context.Context) (int, error) { return b.processes.StartProcess(ctx, h, p) })
 	if err == nil && pid < 1 {
-		err = sandboxer.E(sandboxer.Failed, nil, "the sandbox says that it started the process %d, which cannot be", pid)
+		err = sandboxer.E(sandboxer.Failed, nil, "the sandbox reports an impossible process ID: %d", pid)
 	}
 	return pid, err
 }
@@ -54,7 +54,7 @@ func (b *Backend) AttachProcess(ctx context.Context, h sandboxer.Handle, pid int
 	return call(ctx, b, "attach_process", 0, func(ctx context.Context) (sandboxer.Exit, error) { return b.processes.AttachProcess(ctx, h, pid, s) })
 }
 
-// ListProcesses lists what StartProcess started. What a sandbox says that cannot be is
+// ListProcesses lists what StartProcess started. An impossible answer of a sandbox is
 // Failed.
 func (b *Backend) ListProcesses(ctx context.Context, h sandboxer.Handle) ([]sandboxer.Process, error) {
 	if b.processes == nil {
@@ -73,7 +73,7 @@ func (b *Backend) ListProcesses(ctx context.Context, h sandboxer.Handle) ([]sand
 			size += len(a)
 		}
 		if p.PID < 1 || size > maxArguments {
-			return nil, sandboxer.E(sandboxer.Failed, nil, "the sandbox lists a process that cannot be: %d, described in %d bytes", p.PID, size)
+			return nil, sandboxer.E(sandboxer.Failed, nil, "the sandbox lists an impossible process: ID %d, with a description of %d bytes", p.PID, size)
 		}
 	}
 	return list, nil
@@ -101,8 +101,8 @@ func (b *Backend) process(pid int) error {
 }
 
 // WatchFiles reports changes of files below dir from its return on, until ctx is done or
-// the sequence is left; it must be taken, or ctx be done. What a sandbox says of a file
-// that cannot be, or that is not below dir, ends it.
+// the sequence is left; the caller must take it, or end ctx. An impossible answer of the
+// sandbox, or a file that is not below dir, ends it.
 func (b *Backend) WatchFiles(ctx context.Context, h sandboxer.Handle, dir string, recursive bool) (iter.Seq2[sandboxer.FileChange, error], error) {
 	if b.watch == nil {
 		return nil, b.cannot(sandboxer.CanWatch)
@@ -116,7 +116,7 @@ func (b *Backend) WatchFiles(ctx context.Context, h sandboxer.Handle, dir string
 }
 
 // Notify yields the IDs of sandboxes to which something may have happened, from its return on, until ctx is
-// done or the sequence is left; see sandboxer.Notifier. What cannot be an ID ends it.
+// done or the sequence is left; see sandboxer.Notifier. An invalid ID ends it.
 func (b *Backend) Notify(ctx context.Context, owner string) (iter.Seq2[string, error], error) {
 	if b.notify == nil {
 		return nil, b.cannot(sandboxer.CanNotify)
@@ -126,7 +126,7 @@ func (b *Backend) Notify(ctx context.Context, owner string) (iter.Seq2[string, e
 	}, func(id *string) error { return sandboxer.CheckID(*id) })
 }
 
-// news is call for what answers soon and goes on to yield values, each of which is checked.
+// news is call for methods that answer soon and then yield values, which are checked one by one.
 func news[T any](ctx context.Context, b *Backend, op string, f func(context.Context) (iter.Seq2[T, error], error), check func(*T) error) (iter.Seq2[T, error], error) {
 	// It lasts longer than the call that begins it, and has a context of its own.
 	lasting, stop := context.WithCancel(ctx)
@@ -169,13 +169,13 @@ func checkChange(dir string, ch *sandboxer.FileChange) error {
 		known = known || op == ch.Op
 	}
 	if checkPath(ch.Path) != nil || len(ch.Path) > 1<<15 || !inside || !known {
-		return sandboxer.E(sandboxer.Failed, nil, "the sandbox tells of a change in %s that cannot be: %.20q of %.100q", dir, ch.Op, ch.Path)
+		return sandboxer.E(sandboxer.Failed, nil, "the sandbox reports an impossible change in %s: %.20q of %.100q", dir, ch.Op, ch.Path)
 	}
 	if ch.File == nil {
 		return nil
 	}
 	if path.Base(ch.File.Path) != path.Base(ch.Path) {
-		return sandboxer.E(sandboxer.Failed, nil, "the sandbox tells of a change of %.100q and describes %.100q", ch.Path, ch.File.Path)
+		return sandboxer.E(sandboxer.Failed, nil, "the sandbox reports a change of %.100q with a description of %.100q", ch.Path, ch.File.Path)
 	}
 	return checkFile(ch.File)
 }

@@ -9,8 +9,8 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/execfiles"
 )
 
-// eitherArchive goes by way of exec where an Archiver cannot for a sandbox: one without an agent,
-// say, or with one of a former version.
+// eitherArchive uses exec if an Archiver cannot serve a sandbox: one without an agent,
+// for example, or with one of a former version.
 type eitherArchive struct {
 	first sandboxer.Archiver
 	exec  execfiles.Archive

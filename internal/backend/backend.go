@@ -3,16 +3,15 @@
 //
 // Behaviour that every backend shares is written here once: resolving
 // capabilities, checking arguments and answers, deadlines, error kinds and
-// measuring. Nobody else type-asserts an extension, and there are no decorators
+// measuring. No other package type-asserts an extension, and there are no decorators
 // around Extension, so no capability can get lost behind one. Retrying is not done
-// here: the manager's sweep repeats what is owed, and it alone knows for how long.
+// here: the manager's sweep repeats failed work, and it alone knows for how long.
 package backend
 
 import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"fmt"
 	"io"
 	"io/fs"
 	"iter"
@@ -20,6 +19,7 @@ import (
 	"maps"
 	"net"
 	"path"
+	"reflect"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -27,7 +27,9 @@ import (
 	"unicode"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/capture"
 	"github.com/sand-boxer/sandboxer/internal/execfiles"
+	"github.com/sand-boxer/sandboxer/internal/procnet"
 )
 
 // Backend is one opened extension.
@@ -70,7 +72,7 @@ type Backend struct {
 	processes  sandboxer.ProcessManager
 	watch      sandboxer.Watcher
 	notify     sandboxer.Notifier
-	urls       sandboxer.URLDialer // nil where the broker connects by itself
+	urls       sandboxer.URLDialer // nil if the broker connects itself
 }
 
 // Options tune a Backend; the zero value works.
@@ -82,29 +84,29 @@ type Options struct {
 	Teardown  time.Duration // default 5 minutes
 	Save      time.Duration // Snapshot, RestoreFromSnapshot, Archive, Unarchive, Checkpoint, ProvisionFrom; default 30 minutes
 	Short     time.Duration // everything else; default 30 seconds
-	Close     time.Duration // Close; default 2 seconds: whoever ends a server waits for it
+	Close     time.Duration // Close; default 2 seconds: ending a server waits for it
 
-	// Inputs are those that the extension's adapter declares. Restricted ones are taken
+	// Inputs are those that the extension's adapter declares. Restricted ones are accepted
 	// only as sandboxer.Input says.
 	Inputs []sandboxer.Input
 
-	// Log gets the causes that callers are not told (sandboxer.Error, Public); nil discards.
+	// Log gets the causes that callers do not get (sandboxer.Error, Public); nil discards.
 	Log *slog.Logger
 
 	// Linger is how long a call may take to stop when its deadline has passed or its caller
-	// has left; after that it is abandoned: its caller gets an error, and what it still does
-	// is nobody's. Default 30 seconds.
+	// has left. After that it is abandoned: its caller gets an error, and its late result is
+	// dropped. Default 30 seconds.
 	Linger time.Duration
-	// MaxAbandoned is how many abandoned calls may be about; while there are more,
-	// everything but probes and teardowns is refused as Unavailable, and those with four
+	// MaxAbandoned is how many abandoned calls may exist; while there are more,
+	// everything except probes and teardowns is refused as Unavailable, and those with four
 	// times as many. Default 64.
 	MaxAbandoned int
 
-	// Abandoned, if set, is told when a call is abandoned (1) and when one ends that was
+	// Abandoned, if set, is called when a call is abandoned (1) and when an abandoned one ends
 	// (-1).
 	Abandoned func(extension, op string, change int)
 
-	// Observe, if set, is told of every finished call: its operation, the Kind of
+	// Observe, if set, is called for every finished call: its operation, the Kind of
 	// its error ("" for success) and how long it took.
 	Observe func(extension, op string, kind sandboxer.Kind, took time.Duration)
 }
@@ -208,7 +210,7 @@ func (b *Backend) Capabilities() []sandboxer.Capability { return slices.Clone(b.
 // Can reports whether the backend has capability c.
 func (b *Backend) Can(c sandboxer.Capability) bool { return slices.Contains(b.caps, c) }
 
-// Close closes the extension, which leaves its sandboxes alone. One that does not let go
+// Close closes the extension, which leaves its sandboxes alone. One that does not close
 // within Options.Close is left to the end of the process.
 func (b *Backend) Close() error {
 	c, ok := b.ext.(io.Closer)
@@ -222,11 +224,11 @@ func (b *Backend) Close() error {
 	case err := <-closed:
 		return err
 	case <-time.After(limit):
-		return sandboxer.E(sandboxer.Timeout, nil, "%s does not close within %s", b.id, limit)
+		return sandboxer.E(sandboxer.Timeout, nil, "%s did not close within %s", b.id, limit)
 	}
 }
 
-// DefaultLimits are what holds for the limits that spec leaves out.
+// DefaultLimits are the limits that apply where spec sets none.
 func (b *Backend) DefaultLimits(spec sandboxer.Spec) sandboxer.Limits {
 	if b.limiter == nil {
 		return sandboxer.Limits{}
@@ -234,29 +236,42 @@ func (b *Backend) DefaultLimits(spec sandboxer.Spec) sandboxer.Limits {
 	return b.limiter.DefaultLimits(spec)
 }
 
-// Check says what Provision would refuse of spec, as far as that is known before
+// A Checked is a spec that passed Check. Only Check makes one.
+type Checked struct {
+	by   *Backend
+	spec sandboxer.Spec
+}
+
+// is reports whether spec is the one that b checked. Its place and its fuse are known later.
+func (c *Checked) is(b *Backend, spec sandboxer.Spec) bool {
+	if c == nil || c.by != b {
+		return false
+	}
+	spec.Place, spec.Fuse = c.spec.Place, c.spec.Fuse
+	return reflect.DeepEqual(spec, c.spec)
+}
+
+// Check reports what Provision would refuse of spec, as far as that is known before
 // anything is made.
-func (b *Backend) Check(ctx context.Context, spec sandboxer.Spec) error {
-	if err := cmp.Or(checkSpec(spec), b.admit(spec)); err != nil {
-		return err
+func (b *Backend) Check(ctx context.Context, spec sandboxer.Spec) (*Checked, error) {
+	err := cmp.Or(spec.Check(), b.admit(spec))
+	if err == nil && b.check != nil {
+		err = do(ctx, b, "check", b.opts.Short, func(ctx context.Context) error { return b.check.Check(ctx, spec) })
 	}
-	if b.check == nil {
-		return nil
+	if err != nil {
+		return nil, err
 	}
-	return do(ctx, b, "check", b.opts.Short, func(ctx context.Context) error { return b.check.Check(ctx, spec) })
+	return &Checked{b, spec}, nil
 }
 
 // Places reports whether the extension has hosts to choose from (sandboxer.Placer).
 func (b *Backend) Places() bool { return b.placer != nil }
 
 // Place returns the host on which spec is to be made, none of avoid; "" if the extension has
-// none to choose from.
+// none to choose from. It does not check spec.
 func (b *Backend) Place(ctx context.Context, spec sandboxer.Spec, avoid []string) (string, error) {
 	if b.placer == nil {
 		return "", nil
-	}
-	if err := cmp.Or(checkSpec(spec), b.admit(spec)); err != nil {
-		return "", err
 	}
 	spec.Place = ""
 	return call(ctx, b, "place", b.opts.Short, func(ctx context.Context) (string, error) {
@@ -265,23 +280,31 @@ func (b *Backend) Place(ctx context.Context, spec sandboxer.Spec, avoid []string
 			return "", err
 		}
 		if host == "" || checkPlace(host) != nil || slices.Contains(avoid, host) {
-			return "", sandboxer.E(sandboxer.Internal, checkPlace(host), "the extension places %s on %.40q, which cannot be", spec.ID, host)
+			return "", sandboxer.E(sandboxer.Internal, checkPlace(host), "the extension placed %s on an impossible host: %.40q", spec.ID, host)
 		}
 		return host, nil
 	})
 }
 
-// placed refuses to make spec nowhere in particular.
+// placed refuses to make spec without a place.
 func (b *Backend) placed(spec sandboxer.Spec) error {
 	if b.placer != nil && spec.Place == "" {
-		return sandboxer.E(sandboxer.Internal, nil, "%s is told to make %s, and not where", b.id, spec.ID)
+		return sandboxer.E(sandboxer.Internal, nil, "the broker gave %s no host to make %s on", b.id, spec.ID)
 	}
 	return nil
 }
 
 // Provision checks spec, provisions it and checks the handle that comes back.
 func (b *Backend) Provision(ctx context.Context, spec sandboxer.Spec) (h sandboxer.Handle, err error) {
-	if err := cmp.Or(checkSpec(spec), b.admit(spec), b.placed(spec)); err != nil {
+	return b.ProvisionChecked(ctx, spec, nil)
+}
+
+// ProvisionChecked is Provision, which does not check spec again if c says that b checked it.
+func (b *Backend) ProvisionChecked(ctx context.Context, spec sandboxer.Spec, c *Checked) (h sandboxer.Handle, err error) {
+	if !c.is(b, spec) {
+		err = cmp.Or(spec.Check(), b.admit(spec))
+	}
+	if err = cmp.Or(err, b.placed(spec)); err != nil {
 		return h, err
 	}
 	moving, done := whileItMoves(ctx, b.opts.Provision)
@@ -353,7 +376,7 @@ func (b *Backend) StatFile(ctx context.Context, h sandboxer.Handle, name string)
 }
 
 // ListFiles lists a directory, not its subdirectories, in the order of names, from the
-// one after after. What a sandbox says is not believed: a name that is not directly in
+// one after after. The answer of a sandbox is not trusted: a name that is not directly in
 // dir, or not after the one before, ends it.
 func (b *Backend) ListFiles(ctx context.Context, h sandboxer.Handle, dir, after string) iter.Seq2[sandboxer.FileInfo, error] {
 	if b.files == nil {
@@ -369,7 +392,7 @@ func (b *Backend) ListFiles(ctx context.Context, h sandboxer.Handle, dir, after 
 					err = checkFile(&fi)
 				}
 				if name := path.Base(fi.Path); err == nil && (path.Join(dir, name) != fi.Path || name <= after) {
-					err = sandboxer.E(sandboxer.Failed, nil, "%q: the sandbox lists it in a way that cannot be: %q is not a name in it, or not in order", dir, fi.Path)
+					err = sandboxer.E(sandboxer.Failed, nil, "the sandbox returned an invalid listing of %q: the entry %q is not a name, or not in order", dir, fi.Path)
 				}
 				if !yield(fi, err) || err != nil {
 					return
@@ -402,7 +425,7 @@ func (b *Backend) Archive(ctx context.Context, h sandboxer.Handle, dir string, w
 	return b.archived(ctx, "archive", dir, func(ctx context.Context) error { return b.archive.Archive(ctx, h, dir, g.writer(w)) })
 }
 
-// Unarchive makes a directory hold what the tar r holds; an empty dir is the
+// Unarchive replaces the content of a directory by the tar r; an empty dir is the
 // workspace.
 func (b *Backend) Unarchive(ctx context.Context, h sandboxer.Handle, dir string, r io.Reader) error {
 	if dir == "/" {
@@ -425,7 +448,7 @@ func (b *Backend) archived(ctx context.Context, op, dir string, f func(context.C
 	return do(ctx, b, op, b.opts.Save, f)
 }
 
-// Checkpoint writes what of the sandbox is to be restored anywhere to the writer that
+// Checkpoint writes the portable state of the sandbox to the writer that
 // begin returns.
 func (b *Backend) Checkpoint(ctx context.Context, h sandboxer.Handle, begin func(sandboxer.Contents) io.Writer) error {
 	if b.checkpoint == nil {
@@ -446,12 +469,12 @@ func (b *Backend) Checkpoint(ctx context.Context, h sandboxer.Handle, begin func
 	})
 }
 
-// ProvisionFrom makes the sandbox spec with what a checkpoint holds.
+// ProvisionFrom makes the sandbox spec with the content of a checkpoint.
 func (b *Backend) ProvisionFrom(ctx context.Context, spec sandboxer.Spec, c sandboxer.Contents, r io.Reader) (h sandboxer.Handle, err error) {
 	if b.checkpoint == nil {
 		return h, b.cannot(sandboxer.CanCheckpoint)
 	}
-	if err := cmp.Or(checkSpec(spec), b.admit(spec), b.placed(spec)); err != nil {
+	if err := cmp.Or(spec.Check(), b.admit(spec), b.placed(spec)); err != nil {
 		return h, err
 	}
 	g := &gate{}
@@ -470,13 +493,13 @@ func (b *Backend) Dial(ctx context.Context, h sandboxer.Handle, port int) (c net
 	if b.dial == nil {
 		return nil, b.cannot(sandboxer.CanDial)
 	}
-	if err := checkPort(port); err != nil {
+	if err := sandboxer.CheckPort(port); err != nil {
 		return nil, err
 	}
 	return call(ctx, b, "dial", b.opts.Short, func(ctx context.Context) (net.Conn, error) { return b.dial.Dial(ctx, h, port) })
 }
 
-// DialsURLs reports whether the extension connects to the URLs of its sandboxes by itself (DialURL).
+// DialsURLs reports whether the extension itself connects to the URLs of its sandboxes (DialURL).
 func (b *Backend) DialsURLs() bool { return b.urls != nil }
 
 // DialURL connects to the URL of a sandbox; see sandboxer.URLDialer.
@@ -492,7 +515,7 @@ func (b *Backend) Expose(ctx context.Context, h sandboxer.Handle, port int) (e s
 	if b.expose == nil {
 		return e, b.cannot(sandboxer.CanExpose)
 	}
-	if err := checkPort(port); err != nil {
+	if err := sandboxer.CheckPort(port); err != nil {
 		return e, err
 	}
 	return call(ctx, b, "expose", b.opts.Short, func(ctx context.Context) (sandboxer.Endpoint, error) { return b.expose.Expose(ctx, h, port) })
@@ -511,7 +534,6 @@ func (b *Backend) IsAlive(ctx context.Context, h sandboxer.Handle) (l sandboxer.
 }
 
 // Discover finds a sandbox by its ID.
-// A stamp that is too big is left out.
 func (b *Backend) Discover(ctx context.Context, id string) (f sandboxer.Found, err error) {
 	if b.discover == nil {
 		return f, b.cannot(sandboxer.CanDiscover)
@@ -519,14 +541,10 @@ func (b *Backend) Discover(ctx context.Context, id string) (f sandboxer.Found, e
 	if err := sandboxer.CheckID(id); err != nil {
 		return f, err
 	}
-	f, err = call(ctx, b, "discover", b.opts.Short, func(ctx context.Context) (sandboxer.Found, error) { return b.discover.Discover(ctx, id) })
-	if len(f.Stamp) > sandboxer.MaxStampBytes {
-		f.Stamp = nil
-	}
-	return f, err
+	return call(ctx, b, "discover", b.opts.Short, func(ctx context.Context) (sandboxer.Found, error) { return b.discover.Discover(ctx, id) })
 }
 
-// ListRunning enumerates every object with owner's stamp.
+// ListRunning enumerates every object with owner's mark.
 func (b *Backend) ListRunning(ctx context.Context, owner string) iter.Seq2[sandboxer.Handle, error] {
 	if b.list == nil {
 		return failed[sandboxer.Handle](b.cannot(sandboxer.CanList))
@@ -556,9 +574,9 @@ func (b *Backend) RestoreFromSnapshot(ctx context.Context, spec sandboxer.Spec, 
 	if b.snapshot == nil {
 		return h, LacksRestore(b.id)
 	}
-	// The inputs are not asked about: what was saved goes on, and nothing of them is used. What
-	// is mounted is so anew.
-	if err := cmp.Or(checkSpec(spec), b.AdmitMounts(spec), b.placed(spec)); err != nil {
+	// The inputs are not checked: the saved sandbox goes on, and none of them is used. Mounts
+	// are made again.
+	if err := cmp.Or(spec.Check(), b.AdmitMounts(spec), b.placed(spec)); err != nil {
 		return h, err
 	}
 	return call(ctx, b, "restore", b.opts.Save, func(ctx context.Context) (sandboxer.Handle, error) {
@@ -570,8 +588,8 @@ func (b *Backend) RestoreFromSnapshot(ctx context.Context, spec sandboxer.Spec, 
 	})
 }
 
-// ListSnapshots enumerates what was saved of owner's sandboxes. What a backend says of a
-// snapshot that cannot be is an error, and ends it; a stamp that is too big is left out.
+// ListSnapshots enumerates the snapshots of owner's sandboxes. An impossible answer of the
+// backend is an error, and ends it.
 func (b *Backend) ListSnapshots(ctx context.Context, owner string) iter.Seq2[sandboxer.FoundSnapshot, error] {
 	if b.snapshot == nil {
 		return failed[sandboxer.FoundSnapshot](b.cannot(sandboxer.CanSnapshot))
@@ -584,9 +602,6 @@ func (b *Backend) ListSnapshots(ctx context.Context, owner string) iter.Seq2[san
 				}
 				if err == nil && f.SandboxID != "" {
 					err = sandboxer.CheckID(f.SandboxID)
-				}
-				if len(f.Stamp) > sandboxer.MaxStampBytes {
-					f.Stamp = nil
 				}
 				if !yield(f, err) || err != nil {
 					return
@@ -658,12 +673,12 @@ func (b *Backend) SetNetwork(ctx context.Context, h sandboxer.Handle, p sandboxe
 	return do(ctx, b, "set_network", b.opts.Short, func(ctx context.Context) error { return b.network.SetNetwork(ctx, h, p) })
 }
 
-// Basis names what a sandbox made for spec now would be made of.
+// Basis identifies the material of a sandbox that would be made for spec now.
 func (b *Backend) Basis(ctx context.Context, spec sandboxer.Spec) (basis string, err error) {
 	if b.pool == nil {
 		return "", b.cannot(sandboxer.CanPool)
 	}
-	if err := checkSpec(spec); err != nil {
+	if err := spec.Check(); err != nil {
 		return "", err
 	}
 	return call(ctx, b, "basis", b.opts.Provision, func(ctx context.Context) (string, error) { return b.pool.Basis(ctx, spec) })
@@ -674,7 +689,7 @@ func (b *Backend) Claim(ctx context.Context, h sandboxer.Handle, spec sandboxer.
 	if b.pool == nil {
 		return out, b.cannot(sandboxer.CanPool)
 	}
-	if err := cmp.Or(checkSpec(spec), b.admit(spec)); err != nil {
+	if err := cmp.Or(spec.Check(), b.admit(spec)); err != nil {
 		return out, err
 	}
 	return call(ctx, b, "claim", b.opts.Provision, func(ctx context.Context) (sandboxer.Handle, error) {
@@ -735,11 +750,11 @@ func checkPath(name string) error {
 	return nil
 }
 
-// checkFile refuses what no file is, and brings the rest into a form that every edge can
-// write: a time is one that JSON has.
+// checkFile refuses impossible files, and brings the others into a form that every edge can
+// write: JSON must be able to hold the time.
 func checkFile(fi *sandboxer.FileInfo) error {
 	if checkPath(fi.Path) != nil || fi.Size < 0 || len(fi.Path) > 1<<15 || len(fi.Target) > 1<<15 || len(fi.Owner) > 256 || len(fi.Group) > 256 {
-		return sandboxer.E(sandboxer.Failed, nil, "the sandbox says of a file what cannot be: its name is %.100q, its size %d", fi.Path, fi.Size)
+		return sandboxer.E(sandboxer.Failed, nil, "the sandbox describes an impossible file: name %.100q, size %d", fi.Path, fi.Size)
 	}
 	if y := fi.ModTime.UTC().Year(); y < 1 || y > 9999 {
 		fi.ModTime = time.Time{}
@@ -747,9 +762,18 @@ func checkFile(fi *sandboxer.FileInfo) error {
 	return nil
 }
 
-func (b *Backend) cannot(c sandboxer.Capability) error { return Lacks(b.id, c) }
+func (b *Backend) cannot(c sandboxer.Capability) error {
+	err := Lacks(b.id, c)
+	switch c {
+	case sandboxer.CanExec, sandboxer.CanFiles, sandboxer.CanArchive, sandboxer.CanAgent, sandboxer.CanProcesses, sandboxer.CanWatch:
+		if b.urls != nil { // its sandboxes are URLs
+			err = err.WithHint("use the URL of the sandbox (sandboxer get ID), or an extension with this capability, such as kind sandboxer of the adapter remote")
+		}
+	}
+	return err
+}
 
-// Lacks is the one error for what an extension has not: "ext.x does not support snapshots".
+// Lacks is the one error for a missing capability: "ext.x does not support snapshots".
 // Kind: Unsupported.
 func Lacks(extension string, c sandboxer.Capability) *sandboxer.Error {
 	what := string(c)
@@ -759,13 +783,13 @@ func Lacks(extension string, c sandboxer.Capability) *sandboxer.Error {
 	return sandboxer.E(sandboxer.Unsupported, nil, "%s does not support %s", extension, what)
 }
 
-// LacksRestore is Lacks for what cannot be made of a snapshot.
+// LacksRestore is Lacks for sandboxes that cannot be made from a snapshot.
 func LacksRestore(extension string) *sandboxer.Error {
 	return sandboxer.E(sandboxer.Unsupported, nil, "%s does not support restore", extension)
 }
 
-// discreet leaves to administrators what an error says to them alone (Error.Public). What
-// nobody asked for, such as a step of the sweep, ends in records that its tenant reads.
+// discreet keeps the parts of an error that are for administrators (Error.Public) from others. An error
+// without a caller, such as in a step of the sweep, ends in records that its tenant reads.
 func (b *Backend) discreet(ctx context.Context, op string, err error) error {
 	p := sandboxer.PrincipalFrom(ctx)
 	if p.Can(sandboxer.ScopeAdmin) {
@@ -773,35 +797,9 @@ func (b *Backend) discreet(ctx context.Context, op string, err error) error {
 	}
 	told := sandboxer.Discreet(err)
 	if told != err && p.Tenant != "" && b.opts.Log != nil {
-		b.opts.Log.WarnContext(ctx, "the caller is not told the cause", "extension", b.id, "op", op, "err", err)
+		b.opts.Log.WarnContext(ctx, "the cause of an error is hidden from the caller", "extension", b.id, "op", op, "err", err)
 	}
 	return told
-}
-
-func checkSpec(s sandboxer.Spec) error {
-	if err := sandboxer.CheckID(s.ID); err != nil {
-		return err
-	}
-	switch {
-	case s.Generation < 1:
-		return sandboxer.E(sandboxer.Invalid, nil, "generation %d of sandbox %s: want 1 or more", s.Generation, s.ID)
-	case s.Owner == "":
-		return sandboxer.E(sandboxer.Invalid, nil, "sandbox %s has no owner", s.ID)
-	}
-	for k, v := range s.Env {
-		if k == "" || strings.ContainsAny(k, "=\x00") || strings.ContainsRune(v, 0) {
-			return sandboxer.E(sandboxer.Invalid, nil, "environment variable %q: a name has no '=', and neither name nor value a NUL byte", k)
-		}
-	}
-	if err := s.Limits.Check(); err != nil {
-		return err
-	}
-	for _, p := range s.Ports {
-		if err := checkPort(p); err != nil {
-			return err
-		}
-	}
-	return sandboxer.CheckMounts(s.Mounts, s.Workspace)
 }
 
 // Notices returns what an operator should know of the extension, each as a sentence.
@@ -816,31 +814,54 @@ func (b *Backend) Notices(ctx context.Context) []string {
 func (b *Backend) Forget(ctx context.Context, h sandboxer.Handle) ([]string, error) {
 	if b.forgetter == nil {
 		return nil, Lacks(b.id, sandboxer.CanForget).
-			WithHint("it keeps nothing where it could not be removed from; what keeps the sandbox from ending is what its destroy says")
+			WithHint("it has no hosts that could be unreachable; destroy the sandbox again, and read the error")
 	}
 	return call(ctx, b, "forget", b.opts.Short, func(ctx context.Context) ([]string, error) { return b.forgetter.Forget(ctx, h) })
 }
 
-// ListPorts returns the ports that Dial would find a listener at, sorted. known is false if the
-// extension has no better way to tell than the sandbox's own table of sockets.
-func (b *Backend) ListPorts(ctx context.Context, h sandboxer.Handle) (ports []int, known bool, err error) {
+// ListPorts returns the TCP ports that have a listener, sorted: from the extension, or
+// from the sandbox's own table of sockets, which a command inside prints. The files
+// API serves nothing of /proc.
+func (b *Backend) ListPorts(ctx context.Context, h sandboxer.Handle) (ports []int, err error) {
 	if b.ports == nil {
-		return nil, false, nil
+		ports, err = b.printedPorts(ctx, h)
+	} else {
+		ports, err = call(ctx, b, "list ports", b.opts.Short, func(ctx context.Context) ([]int, error) { return b.ports.ListPorts(ctx, h) })
 	}
-	ports, err = call(ctx, b, "list ports", b.opts.Short, func(ctx context.Context) ([]int, error) { return b.ports.ListPorts(ctx, h) })
 	if err != nil {
-		return nil, true, err
+		return nil, err
 	}
 	slices.Sort(ports)
 	ports = slices.Compact(ports)
 	if len(ports) > 0 && (ports[0] < 1 || ports[len(ports)-1] > 65535) {
-		return nil, true, sandboxer.E(sandboxer.Internal, nil, "%s lists ports that cannot be", b.id)
+		return nil, sandboxer.E(sandboxer.Internal, nil, "%s lists impossible ports", b.id)
 	}
-	return ports, true, nil
+	return ports, nil
+}
+
+// printedPorts returns the ports of the table of sockets inside.
+func (b *Backend) printedPorts(ctx context.Context, h sandboxer.Handle) ([]int, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, b.opts.Short, errDeadline)
+	defer cancel()
+	out := &capture.First{Max: procnet.MaxBytes}
+	x, err := b.Exec(ctx, h, sandboxer.Cmd{Args: []string{"cat", "/proc/net/tcp", "/proc/net/tcp6"}, Dir: "/", Stdout: out})
+	if err != nil {
+		return nil, err
+	}
+	list, known := procnet.Listeners(strings.NewReader(out.String()))
+	if !known { // cat fails also where there is no IPv6
+		return nil, sandboxer.E(sandboxer.Unsupported, nil, "the sandbox does not show its table of sockets: cat /proc/net/tcp ended with code %d", x.Code).
+			WithHint("use an image that has cat")
+	}
+	ports := make([]int, len(list))
+	for i, l := range list {
+		ports[i] = l.Port
+	}
+	return ports, nil
 }
 
 // Caches lists what the extension keeps between sandboxes, perhaps of one host; nothing if
-// it keeps nothing. What was found is returned with an error, too.
+// it keeps nothing. With an error it returns what was found, too.
 func (b *Backend) Caches(ctx context.Context, host string) ([]sandboxer.Cache, error) {
 	if b.cacher == nil {
 		return nil, nil
@@ -848,7 +869,7 @@ func (b *Backend) Caches(ctx context.Context, host string) ([]sandboxer.Cache, e
 	return b.cached(ctx, "caches", b.opts.Short, host, b.cacher.Caches)
 }
 
-// PruneCaches removes it, and returns what it removed.
+// PruneCaches removes what Caches lists, and returns what it removed.
 func (b *Backend) PruneCaches(ctx context.Context, host string) ([]sandboxer.Cache, error) {
 	if b.cacher == nil {
 		return nil, nil
@@ -868,8 +889,8 @@ func (b *Backend) cached(ctx context.Context, op string, limit time.Duration, ho
 	return a.caches, cmp.Or(err, a.err)
 }
 
-// admit refuses what of spec decides about more than the sandbox and was given by
-// somebody who may not (Input.Restricted).
+// admit refuses values in spec that affect more than the sandbox, if the caller that gave them
+// may not (Input.Restricted).
 func (b *Backend) admit(s sandboxer.Spec) error {
 	one := func(name string) error { return b.admitOne(s, name) }
 	var names []string // as they are declared, and then those that are not
@@ -891,7 +912,7 @@ func (b *Backend) admit(s sandboxer.Spec) error {
 	return cmp.Or(one(sandboxer.RestrictedHost), one(sandboxer.RestrictedImage), one(sandboxer.RestrictedMounts))
 }
 
-// AdmitMounts refuses, as Denied, mounts of s for which no operator stands and which the
+// AdmitMounts refuses, as Denied, mounts of s that no operator vouches for and that the
 // extension does not admit.
 func (b *Backend) AdmitMounts(s sandboxer.Spec) error {
 	return b.admitOne(s, sandboxer.RestrictedMounts)
@@ -904,24 +925,24 @@ func (b *Backend) admitOne(s sandboxer.Spec, name string) error {
 	if b.admitter != nil {
 		return b.admitter.Admit(s, name)
 	}
-	return sandboxer.E(sandboxer.Denied, nil, "%s takes %q only from an administrator or as its profile has it", b.id, name).
-		WithHint("leave it out, or ask an administrator, who can put it into a profile")
+	return sandboxer.E(sandboxer.Denied, nil, "%s takes %q only from an administrator, or with the value that its profile gives", b.id, name).
+		WithHint("leave it out, or ask an administrator to put it into a profile")
 }
 
 // checkPlace refuses a name that no host can have.
 func checkPlace(host string) error {
 	if len(host) > sandboxer.MaxPlaceBytes {
-		return sandboxer.E(sandboxer.Invalid, nil, "a host is named by at most %d bytes, not %d", sandboxer.MaxPlaceBytes, len(host))
+		return sandboxer.E(sandboxer.Invalid, nil, "the name of a host has at most %d bytes, not %d", sandboxer.MaxPlaceBytes, len(host))
 	}
 	if strings.ContainsFunc(host, func(r rune) bool { return !unicode.IsGraphic(r) || unicode.IsSpace(r) }) {
-		return sandboxer.E(sandboxer.Invalid, nil, "the name of a host has no spaces and nothing invisible in it")
+		return sandboxer.E(sandboxer.Invalid, nil, "the name of a host cannot contain spaces or invisible characters")
 	}
 	return nil
 }
 
 func checkHandle(h sandboxer.Handle, spec sandboxer.Spec) error {
 	if spec.Place != "" && h.Host != spec.Place {
-		return sandboxer.E(sandboxer.Internal, nil, "the extension was to make %s on %q, and made it on %q", spec.ID, spec.Place, h.Host)
+		return sandboxer.E(sandboxer.Internal, nil, "the broker placed %s on %q, but the extension made it on %q", spec.ID, spec.Place, h.Host)
 	}
 	if h.SandboxID != spec.ID || h.Generation != spec.Generation {
 		return sandboxer.E(sandboxer.Internal, nil, "the extension returned a handle of %s/%d for %s/%d",
@@ -967,17 +988,10 @@ func checkCmd(c sandboxer.Cmd) error {
 		}
 	}
 	if c.Dir != "" && !path.IsAbs(c.Dir) {
-		return sandboxer.E(sandboxer.Invalid, nil, "working directory %q is not absolute", c.Dir)
+		return sandboxer.E(sandboxer.Invalid, nil, "working directory %q is not absolute", c.Dir).WithHint("write it from the root: /workspace/src")
 	}
 	if c.TTY != nil && (c.TTY.Cols == 0 || c.TTY.Rows == 0) {
-		return sandboxer.E(sandboxer.Invalid, nil, "a terminal of %dx%d cells has no room", c.TTY.Cols, c.TTY.Rows)
-	}
-	return nil
-}
-
-func checkPort(p int) error {
-	if p < 1 || p > 65535 {
-		return sandboxer.E(sandboxer.Invalid, nil, "%s is not a port (want 1 to 65535)", fmt.Sprint(p))
+		return sandboxer.E(sandboxer.Invalid, nil, "a terminal cannot have %dx%d cells", c.TTY.Cols, c.TTY.Rows)
 	}
 	return nil
 }

@@ -16,8 +16,8 @@ import (
 )
 
 // call makes one call of the extension: it applies the deadline, classifies the error and
-// reports the call. The extension is expected to stop when ctx ends; if it does not, it is
-// left behind.
+// reports the call. The extension is expected to stop when ctx ends; if it does not, the call is
+// abandoned.
 func call[T any](ctx context.Context, b *Backend, op string, limit time.Duration, f func(context.Context) (T, error)) (out T, err error) {
 	if err := ctx.Err(); err != nil { // a call with a done ctx changes nothing
 		return out, sandboxer.E(sandboxer.KindOf(err), err, "%s was canceled before it began", op)
@@ -38,9 +38,9 @@ func call[T any](ctx context.Context, b *Backend, op string, limit time.Duration
 		panicked string
 	}
 	ended := make(chan answer, 1)
-	var left atomic.Int32 // who is first: the end of the call, or its abandonment
+	var left atomic.Int32 // which is first: the end of the call, or its abandonment
 	go func() {
-		a := answer{err: errors.New("the extension left its goroutine")}
+		a := answer{err: errors.New("the extension ended its goroutine without returning")}
 		defer func() {
 			if p := recover(); p != nil {
 				a.panicked = fmt.Sprintf("%v\n%s", p, debug.Stack())
@@ -66,7 +66,7 @@ func call[T any](ctx context.Context, b *Backend, op string, limit time.Duration
 			if left.CompareAndSwap(0, 1) {
 				b.abandon(op, 1)
 				kind := sandboxer.KindOf(ctx.Err())
-				a.err = sandboxer.E(kind, context.Cause(ctx), "%s: %s does not stop; it was left behind %s after its end", b.id, op, b.opts.Linger).
+				a.err = sandboxer.E(kind, context.Cause(ctx), "%s: %s did not stop when it was canceled; the broker stopped waiting for it after %s", b.id, op, b.opts.Linger).
 					WithHint("the machine or engine behind it may hang: look at %s", b.id)
 				b.observe(op, a.err, start)
 				return out, a.err
@@ -85,13 +85,13 @@ func call[T any](ctx context.Context, b *Backend, op string, limit time.Duration
 	return a.out, a.err
 }
 
-// do is call for what answers nothing.
+// do is call for methods without a result.
 func do(ctx context.Context, b *Backend, op string, limit time.Duration, f func(context.Context) error) error {
 	_, err := call(ctx, b, op, limit, func(ctx context.Context) (struct{}, error) { return struct{}{}, f(ctx) })
 	return err
 }
 
-// list is call for what answers one value after the other.
+// list is call for methods that yield values one after the other.
 func list[T any](ctx context.Context, b *Backend, op string, limit time.Duration, f func(context.Context) iter.Seq2[T, error]) iter.Seq2[T, error] {
 	return func(yield func(T, error) bool) {
 		ctx, cancel := context.WithCancel(ctx)
@@ -152,14 +152,14 @@ func failed[T any](err error) iter.Seq2[T, error] {
 	}
 }
 
-// accept refuses a call of an extension that has left too many behind.
+// accept refuses a call of an extension that has too many abandoned calls.
 func (b *Backend) accept(op string) error {
 	most := int64(b.opts.MaxAbandoned)
 	if op == "teardown" || op == "probe" {
 		most *= 4
 	}
 	if n := b.abandoned.Load(); n >= most {
-		e := sandboxer.E(sandboxer.Unavailable, nil, "%s is not asked for more: %d calls of it do not end", b.id, n).
+		e := sandboxer.E(sandboxer.Unavailable, nil, "%s has %d hung calls, and gets no more calls until some of them end", b.id, n).
 			WithHint("the machine or engine behind it may hang: look at %s", b.id)
 		e.RetryAfter = b.opts.Linger
 		return e
@@ -180,16 +180,16 @@ func (b *Backend) observe(op string, err error, start time.Time) {
 	}
 }
 
-// A gate keeps a call that was left behind from the readers and writers of its caller.
+// A gate keeps an abandoned call from the readers and writers of its caller.
 type gate struct {
 	over atomic.Bool
 	mu   sync.RWMutex // held for reading by writes in progress
 }
 
-var errLeftBehind = errors.New("the call's caller has left")
+var errLeftBehind = errors.New("the caller no longer waits for the call")
 
 // shut ends the use of what went through the gate. It waits for a write in progress, but not
-// for long: its end is the writer's matter.
+// for long: the writer must end it.
 func (g *gate) shut() {
 	g.over.Store(true)
 	if g.mu.TryLock() {
@@ -198,7 +198,7 @@ func (g *gate) shut() {
 	}
 	written := make(chan struct{})
 	go func() {
-		g.mu.Lock() // when nobody writes any more
+		g.mu.Lock() // when no write is in progress any more
 		close(written)
 		g.mu.Unlock()
 	}()
@@ -251,7 +251,7 @@ type gatedReader struct {
 	r io.Reader
 }
 
-// Read lets a read in progress be: it may never end.
+// Read does not wait for a read in progress: it may never end.
 func (r gatedReader) Read(p []byte) (int, error) {
 	if r.g.over.Load() {
 		return 0, errLeftBehind
@@ -259,8 +259,8 @@ func (r gatedReader) Read(p []byte) (int, error) {
 	return r.r.Read(p)
 }
 
-// whileItMoves returns ctx with a deadline that starts anew whenever progress is
-// reported: a large image may take long over a slow line, but not stand still.
+// whileItMoves returns ctx with a deadline that restarts whenever progress is
+// reported: a large image may take long over a slow connection, but must not stall.
 func whileItMoves(ctx context.Context, limit time.Duration) (_ context.Context, done func()) {
 	outer := ctx
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -290,8 +290,8 @@ func (b *Backend) classify(ctx context.Context, op string, limit time.Duration, 
 		return sandboxer.E(sandboxer.Timeout, err, "%s: %s did not finish within %s", b.id, op, limit)
 	}
 	if errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) {
-		full := sandboxer.E(sandboxer.Exhausted, err, "%s: this server has as many files open as it may have", b.id).
-			WithHint("try again when something has ended; the operator gives it more file descriptors (LimitNOFILE=, ulimit -n)")
+		full := sandboxer.E(sandboxer.Exhausted, err, "%s: this server has reached its limit of open files", b.id).
+			WithHint("try again later; an operator can raise the limit (LimitNOFILE=, ulimit -n)")
 		full.RetryAfter = time.Second
 		return full
 	}

@@ -66,7 +66,7 @@ func TestSpecReachesTheExtension(t *testing.T) {
 	b := New("ext.x", x, Options{})
 	ctx, h := t.Context(), sandboxer.Handle{SandboxID: "x", Generation: 1}
 	for name, call := range map[string]func(s sandboxer.Spec) error{
-		"check":     func(s sandboxer.Spec) error { return b.Check(ctx, s) },
+		"check":     func(s sandboxer.Spec) error { _, err := b.Check(ctx, s); return err },
 		"provision": func(s sandboxer.Spec) error { _, err := b.Provision(ctx, s); return err },
 		"provision from": func(s sandboxer.Spec) error {
 			_, err := b.ProvisionFrom(ctx, s, sandboxer.Contents{}, strings.NewReader(""))
@@ -97,7 +97,7 @@ func TestSpecReachesTheExtension(t *testing.T) {
 				},
 				Values: fieldtest.Values{
 					"Mounts": {[]sandboxer.Mount{{Source: "/a", Target: "/c", ReadOnly: true}}, []sandboxer.Mount{{Source: "/b", Target: "/d", ReadOnly: true}}}, "Workspace": {"/w", "/v"},
-					"Limits.GPUs": {1, 2}, "Network.Mode": {sandboxer.NetworkAllow, sandboxer.NetworkMode("later")}, "Network.Allow": {[]string{"a.example"}, []string{"b.example"}},
+					"Limits.GPUs": {1, 2}, "Network": {sandboxer.NetworkPolicy{Mode: sandboxer.NetworkAllow, Allow: []string{"a.example"}}, sandboxer.NetworkPolicy{Mode: sandboxer.NetworkPublic}},
 				},
 			}.Check(t)
 		})

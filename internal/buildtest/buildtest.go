@@ -3,16 +3,30 @@ package buildtest
 
 import (
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 )
 
-const module = "github.com/sand-boxer/sandboxer/"
+const module = "github.com/sand-boxer/sandboxer"
+
+// Products are the programs of the product.
+const Products = module + "/cmd/..."
+
+// top is the directory of this module. Tests of bench, a module of its own that replaces this one by its source, find it too.
+var top = sync.OnceValues(func() (string, error) {
+	dir, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", module).Output()
+	if err != nil {
+		return "", fmt.Errorf("go list -m %s: %w", module, err)
+	}
+	return strings.TrimSpace(string(dir)), nil
+})
 
 var programs struct {
 	sync.Mutex
@@ -20,8 +34,9 @@ var programs struct {
 	built map[string]error
 }
 
-// Program builds the program of the package pkg of this module ("cmd/sandboxer-agent"), or of one that
-// it needs ("gvisor.dev/gvisor/runsc"), static and of what make has compiled, once for all tests of a process, and returns its path. The process's TestMain calls Remove at its end.
+// Program builds the program of the package pkg of this module ("cmd/sandboxer-agent"), or of a module that
+// this one needs ("gvisor.dev/gvisor/runsc"), once for all tests of a process, and returns its path. The
+// process's TestMain calls Remove at its end.
 func Program(t testing.TB, pkg string) string {
 	t.Helper()
 	programs.Lock()
@@ -33,27 +48,22 @@ func Program(t testing.TB, pkg string) string {
 		}
 		programs.dir, programs.built = dir, map[string]error{}
 	}
-	file := filepath.Join(programs.dir, path.Base(pkg))
 	err, done := programs.built[pkg]
 	if !done {
-		full := module + pkg
+		full := module + "/" + pkg
 		if first, _, _ := strings.Cut(pkg, "/"); strings.Contains(first, ".") {
 			full = pkg
 		}
-		build := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", file, full)
-		build.Env = append(os.Environ(), "CGO_ENABLED=0")
-		if out, berr := build.CombinedOutput(); berr != nil {
-			err = fmt.Errorf("building %s: %w: %s", pkg, berr, out)
-		}
+		err = Build(programs.dir, full)
 		programs.built[pkg] = err
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	return file
+	return filepath.Join(programs.dir, path.Base(pkg))
 }
 
-// Remove removes what was built.
+// Remove removes what Program built.
 func Remove() {
 	programs.Lock()
 	defer programs.Unlock()
@@ -61,4 +71,67 @@ func Remove() {
 		os.RemoveAll(programs.dir)
 		programs.dir = ""
 	}
+}
+
+// Build builds the programs of pkgs, which are import paths or patterns, into dir, an absolute path: static, and with
+// the flags of the Makefile, so that its compiled packages are used again. It calls Reads.
+func Build(dir string, pkgs ...string) error {
+	in, err := top()
+	if err != nil {
+		return err
+	}
+	build := exec.Command("go", append([]string{"build", "-trimpath", "-ldflags=-s -w", "-o", dir + "/"}, pkgs...)...)
+	build.Dir, build.Env = in, append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		return fmt.Errorf("go build %s: %w\n%s", strings.Join(pkgs, " "), err, out)
+	}
+	return Reads(pkgs...)
+}
+
+// Reads makes the result of this test process depend on the sources of pkgs: go test answers from its
+// cache unless a file changed that the process itself opened, and it does not see what a compiler or
+// another child process read. A test that starts a built program needs Reads or Build.
+func Reads(pkgs ...string) error {
+	in, err := top()
+	if err != nil {
+		return err
+	}
+	list := exec.Command("go", append([]string{"list", "-deps", "-f",
+		`{{if .Module}}{{if .Module.Main}}{{.Module.GoMod}}{{"\n"}}{{.Dir}}{{range .EmbedFiles}}{{"\n"}}{{$.Dir}}/{{.}}{{end}}{{end}}{{end}}`}, pkgs...)...)
+	list.Dir, list.Env = in, append(os.Environ(), "CGO_ENABLED=0")
+	out, err := list.Output()
+	if err != nil {
+		return fmt.Errorf("go list %s: %w", strings.Join(pkgs, " "), err)
+	}
+	names := strings.Fields(string(out)) // no path of a module has a space
+	slices.Sort(names)
+	for _, name := range slices.Compact(names) {
+		if err := open(name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// ReadsFiles does for the files below dir what Reads does for packages. It leaves out hidden directories
+// and bin, where make puts its results.
+func ReadsFiles(dir string) error {
+	return filepath.WalkDir(dir, func(name string, d fs.DirEntry, err error) error {
+		if err != nil || !d.IsDir() {
+			return err
+		}
+		if base := d.Name(); base == "bin" || len(base) > 1 && base[0] == '.' && base != ".." {
+			return fs.SkipDir
+		}
+		return open(name)
+	})
+}
+
+// open opens name for go test to see. For a directory, go test compares names, sizes and times of its files.
+func open(name string) error {
+	f, err := os.Open(name)
+	if err != nil {
+		return err
+	}
+	return f.Close()
 }

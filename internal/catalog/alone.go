@@ -6,8 +6,8 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// DecodeConfig reads a configuration that comes without its file, as a JSON object in which the values of
-// secrets stand, into v, as Env.Decode reads a `config:` block. It fails with Faults, whose paths begin with "config".
+// DecodeConfig reads a configuration that comes without its file, as a JSON object that contains the values of
+// secrets, into v, as Env.Decode reads a `config:` block. It fails with Faults, whose paths begin with "config".
 func DecodeConfig(data []byte, v any) error {
 	p := reflect.ValueOf(v)
 	if p.Kind() != reflect.Pointer || p.IsNil() {

@@ -4,8 +4,8 @@
 // It is strict. Every fault in every file is found in one pass and reported with
 // file, line, column, the offending line and, where something similar exists, what
 // was probably meant; nothing unknown is ignored and nothing ambiguous is guessed.
-// What files promise is checked against what the adapters declare, so that a
-// profile that loads is a profile that can be asked for.
+// The promises of files are checked against what the adapters declare, so that a
+// profile that loads is a profile that can be requested.
 //
 // The JSON Schemas (Schema), the registry's documents (Registry) and the starter
 // profile (Init) are made from the same types that the files are read into.
@@ -32,7 +32,7 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/suggest"
 )
 
-// BuiltIn is the name of the layer of what came with the program.
+// BuiltIn is the name of the layer of files that came with the program.
 const BuiltIn = "built-in"
 
 // A Layer is one place with catalogue files. Later layers win: a file whose ID an
@@ -43,7 +43,7 @@ type Layer struct {
 	// nothing.
 	FS   fs.FS
 	Root string // shown before the names of files of FS
-	// Files are single files beside FS, by their path on this machine. A file is an
+	// Files are single files in addition to FS, by their path on this machine. A file is an
 	// extension if its name begins with "ext." or its directory is called
 	// "extensions", otherwise a profile.
 	Files []string
@@ -74,13 +74,13 @@ type ExtensionFile struct {
 	file    *file
 	config  yaml.Node
 	program sandboxer.Program
-	// said is what it says of itself, nil if that is nothing or nobody knows yet. All copies share it: one
-	// that cannot be opened with the others is asked later.
+	// said is the extension's own description, nil if it has none or it is not known yet. All copies share it: an
+	// extension that cannot be opened with the others is asked later.
 	said *atomic.Pointer[sandboxer.Description]
 }
 
-// Info describes the extension before it is opened: as it says itself, or else with the capabilities
-// that its adapter has at best.
+// Info describes the extension before it is opened: by its own description, or else with all capabilities
+// that its adapter can have.
 func (e ExtensionFile) Info() sandboxer.ExtensionInfo {
 	said := sandboxer.Description{Title: e.Adapter.Title, Capabilities: e.Adapter.Capabilities, Inputs: e.Adapter.Inputs, Runtime: e.Adapter.Runtime}
 	if d := e.said.Load(); d != nil {
@@ -116,11 +116,14 @@ type Catalog struct {
 	Profiles   []ProfileFile
 	Quotas     sandboxer.Quotas // of the last layer that has any
 
-	// Own are directories of the broker's own besides those of extensions, as sandboxer.Env.Own.
+	// Own are directories of the broker's own in addition to those of extensions, as sandboxer.Env.Own.
 	Own []string
 
+	// Notes returns the notes for an extension with that private directory, as sandboxer.Env.Notes.
+	Notes func(extension, dir string) sandboxer.Notes
+
 	// Recorded is what extensions get as sandboxer.Env.Recorded, for the one named; nil where
-	// there are no records. Whoever opens them sets it.
+	// there are no records. The code that opens them sets it.
 	Recorded func(ctx context.Context, extension string) ([]sandboxer.Handle, error)
 }
 
@@ -161,7 +164,7 @@ type file struct {
 }
 
 // again returns a decoder of its own over the same text, which knows the places of the first: extensions are
-// opened side by side.
+// opened concurrently.
 func (f *file) again() *decoder {
 	return &decoder{src: &source{name: f.src.name, lines: f.src.lines}, places: maps.Clone(f.dec.places)}
 }
@@ -178,7 +181,7 @@ type loader struct {
 
 // Load reads every file of every layer and checks it against the adapters. When
 // anything is wrong it returns Faults (Kind Invalid) together with the catalogue of
-// what is sound.
+// the valid files.
 func Load(layers []Layer, adapters []sandboxer.Adapter) (*Catalog, error) {
 	l := &loader{adapters: adapters, exts: make(map[string]ExtensionFile), profiles: make(map[string]ProfileFile),
 		broken: make(map[string]bool)}
@@ -228,7 +231,7 @@ func (l *loader) layer(layer Layer) {
 				l.read(layer.FS, path.Join(dir, name), where, Origin{layer.Name, shown}, l.kind(dir == "extensions", seen))
 			}
 		}
-		// A link that leads nowhere is a fault, and not the absence of bounds.
+		// A dangling link is a fault, and not the absence of bounds.
 		if _, err := fs.Lstat(layer.FS, quotasFile); whole && !errors.Is(err, fs.ErrNotExist) {
 			shown := quotasFile
 			if layer.Root != "" {
@@ -243,7 +246,7 @@ func (l *loader) layer(layer Layer) {
 	}
 }
 
-// kind is what reads a file that declares an extension, or a profile.
+// kind is the reader for a file that declares an extension, or a profile.
 func (l *loader) kind(isExt bool, seen map[string]Origin) func(*file, *yaml.Node) {
 	if isExt {
 		return func(f *file, n *yaml.Node) { l.extension(f, n, seen) }
@@ -251,7 +254,7 @@ func (l *loader) kind(isExt bool, seen map[string]Origin) func(*file, *yaml.Node
 	return func(f *file, n *yaml.Node) { l.profile(f, n, seen) }
 }
 
-// quotasFile says how much each tenant may have.
+// quotasFile has the quotas of tenants.
 const quotasFile = "quotas.yaml"
 
 func (l *loader) readQuotas(f *file, n *yaml.Node) {
@@ -277,7 +280,7 @@ func (l *loader) read(fsys fs.FS, name, dir string, o Origin, take func(*file, *
 	} else if !st.Mode().IsRegular() {
 		l.unreadable(o.File, errors.New("not a regular file"))
 		return
-	} else if st.Mode().Perm()&0o002 != 0 { // who writes it decides what runs here
+	} else if st.Mode().Perm()&0o002 != 0 { // every user could decide what runs here
 		l.unreadable(o.File, errors.New("everybody can write it; chmod o-w"))
 		return
 	}
@@ -370,13 +373,13 @@ func orNone[S ~string](words []S) string {
 // processKind is the adapter that runs extension classes out of process.
 const processKind = "process"
 
-// coming are the modules of the original program's own extensions whose adapters are still to be written: what
-// they stand for is no class of somebody else's.
+// coming are the modules of the original program's own extensions whose adapters are still to be written: their
+// names stand for no other class.
 var coming = map[string]string{
 	"sandboxer.extensions.saas_stub": "saas-stub", "sandboxer.extensions.e2b": "e2b", "sandboxer.extensions.modal": "modal",
 }
 
-// adapter finds who opens a handler: the adapter of that name, the one that claims
+// adapter finds the adapter for a handler: the adapter of that name, the one that claims
 // the module before the colon, or the one that runs any class.
 func (l *loader) adapter(f *file, handler string) (sandboxer.Adapter, bool) {
 	if handler == "" { // already reported
@@ -408,7 +411,7 @@ func (l *loader) adapter(f *file, handler string) (sandboxer.Adapter, bool) {
 	case !isClass:
 		f.dec.fault("handler", suggest.Nearest(handler, kinds), "unknown adapter %q: this build has %s", clip(handler), orNone(kinds))
 	case process == nil:
-		f.dec.fault("handler", "", "no adapter of this build stands for the module %q, and extension classes that run out of process are not part of it: it has %s",
+		f.dec.fault("handler", "", "this build has no adapter for the module %q, and cannot run extension classes in a process of their own: it has %s",
 			clip(module), orNone(kinds))
 	default:
 		return *process, true
@@ -431,7 +434,7 @@ func (l *loader) profile(f *file, n *yaml.Node, seen map[string]Origin) {
 	if form.ID == "" {
 		return
 	}
-	// It is kept even when faulty, so that what it refers to is checked as well.
+	// It is kept even when faulty, so that its references are checked as well.
 	l.profiles[form.ID] = p
 	l.broken[form.ID] = len(d.src.faults) > 0
 }

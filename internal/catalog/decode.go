@@ -19,7 +19,7 @@ const (
 	maxDepth  = 64
 )
 
-// place is where one value of a document stands.
+// place is the position of one value of a document.
 type place struct{ key, value *yaml.Node }
 
 // decoder fills Go values from nodes and records every fault on the way; it never
@@ -28,11 +28,11 @@ type decoder struct {
 	src    *source
 	places map[string]place
 	visits int
-	// secret returns what a reference to a secret stands for; nil leaves the
+	// secret returns the value of a reference to a secret; nil leaves the
 	// reference itself, for checks that must work without the secrets.
 	secret  func(ref string) (sandboxer.Secret, error)
 	missing []error // secrets that are not there
-	// resolved says that secrets stand in the document themselves.
+	// resolved says that the document contains secrets themselves.
 	resolved bool
 }
 
@@ -261,6 +261,10 @@ func (d *decoder) structure(v reflect.Value, n *yaml.Node, path string, r rule, 
 				s = near
 			}
 			guessed = append(guessed, s)
+			if path == "mode" && v.Type() == reflect.TypeFor[extensionForm]() {
+				d.faultKey(path, "", "modes no longer exist: remove this line. A script of mode call needs a new first line: %s", scriptLine)
+				return
+			}
 			d.faultKey(path, s, "unknown field")
 			return
 		}
@@ -346,7 +350,7 @@ func (d *decoder) list(v reflect.Value, n *yaml.Node, path string, r rule, depth
 	v.Set(out)
 }
 
-// dict decodes a map over a copy of what v holds, for defaults are shared.
+// dict decodes a map over a copy of v's content, since defaults are shared.
 func (d *decoder) dict(v reflect.Value, n *yaml.Node, path string, r rule, depth int) {
 	if n.Kind != yaml.MappingNode {
 		d.fault(path, "", "expected a mapping, got %s", got(n))

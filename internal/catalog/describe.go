@@ -8,9 +8,9 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/suggest"
 )
 
-// Describe learns what is known of extensions that say themselves what they are (sandboxer.Describer), without
-// opening them, and checks the files against it. stateDir is that of Open. When anything is wrong it returns Faults,
-// and what they are about is taken out of the catalogue.
+// Describe loads the known descriptions of extensions that describe themselves (sandboxer.Describer), without
+// opening them, and checks the files against them. stateDir is that of Open. When anything is wrong it returns Faults,
+// and removes the faulty files from the catalogue.
 func (c *Catalog) Describe(stateDir string) error {
 	return c.describeAll(func(e ExtensionFile) (sandboxer.Description, bool) {
 		if e.Adapter.Known == nil {
@@ -20,7 +20,7 @@ func (c *Catalog) Describe(stateDir string) error {
 	})
 }
 
-// DescribeAs is Describe with what open has learned of the extensions whose files say the same.
+// DescribeAs is Describe with the descriptions that open has of the extensions whose files are the same.
 func (c *Catalog) DescribeAs(open *Catalog) error {
 	return c.describeAll(func(e ExtensionFile) (d sandboxer.Description, ok bool) {
 		if o, err := open.Extension(e.ID); err == nil && o.Same(e) {
@@ -32,8 +32,8 @@ func (c *Catalog) DescribeAs(open *Catalog) error {
 	})
 }
 
-// Outdated reports whether e says of itself what a program said that is another one by now: its files changed since it
-// was opened. It is false of what says nothing of itself. stateDir is that of Open.
+// Outdated reports whether e has a description of a program that has changed by now: its files changed since it
+// was opened. It is false for extensions that do not describe themselves. stateDir is that of Open.
 func (e ExtensionFile) Outdated(stateDir string) bool {
 	if e.Adapter.Known == nil || e.said.Load() == nil {
 		return false
@@ -42,7 +42,7 @@ func (e ExtensionFile) Outdated(stateDir string) bool {
 	return !ok
 }
 
-// describeAll remembers what extensions say of themselves, as far as of knows it, and checks the files against that.
+// describeAll takes over the descriptions that of knows, and checks the files against them.
 func (c *Catalog) describeAll(of func(ExtensionFile) (sandboxer.Description, bool)) error {
 	var faults Faults
 	unsound := map[string]bool{}
@@ -70,14 +70,14 @@ func (c *Catalog) describeAll(of func(ExtensionFile) (sandboxer.Description, boo
 	return faults.sorted()
 }
 
-// holds checks e's file against what the extension says of itself.
+// holds checks e's file against the extension's description.
 func (e ExtensionFile) holds() Faults {
 	d, said := e.file.again(), e.said.Load()
 	e.offers(d, said.Isolation, said.Pricing)
 	return d.src.take()
 }
 
-// offers checks what e's file promises against what it can have.
+// offers checks the promises of e's file against what it can have.
 func (e ExtensionFile) offers(d *decoder, levels []sandboxer.Isolation, models []sandboxer.PricingModel) {
 	whose := fmt.Sprintf("adapter %q", e.Adapter.Kind)
 	if e.said.Load() != nil {
@@ -108,7 +108,7 @@ func (p ProfileFile) binds(e ExtensionFile) {
 		}
 	}
 	if lacks := p.Ready.Lacks(info.Capabilities); lacks != "" {
-		d.faultKey("ready", "", "%s (adapter %q) lacks %s: nobody could ask whether a sandbox is ready", e.ID, e.Adapter.Kind, lacks)
+		d.faultKey("ready", "", "%s (adapter %q) lacks %s, which the readiness check needs", e.ID, e.Adapter.Kind, lacks)
 	}
 	names := make([]string, len(info.Inputs))
 	for i, in := range info.Inputs {

@@ -13,32 +13,39 @@ import (
 // TestDocs holds the guides to the code: every field has its line, every example
 // loads, and every message shown is the message given.
 func TestDocs(t *testing.T) {
-	for page, form := range map[string]reflect.Type{
-		"profiles":   reflect.TypeFor[profileForm](),
-		"extensions": reflect.TypeFor[extensionForm](),
+	for _, d := range []struct {
+		dir   string
+		pages []string
+		form  reflect.Type
+	}{
+		{"profiles", []string{"reference/profiles.md", "how-to/write-a-profile.md"}, reflect.TypeFor[profileForm]()},
+		{"extensions", []string{"reference/extensions.md", "reference/process.md"}, reflect.TypeFor[extensionForm]()},
 	} {
-		data, err := os.ReadFile("../../docs/" + page + ".md")
-		if err != nil {
-			t.Fatal(err)
+		text := ""
+		for _, page := range d.pages {
+			data, err := os.ReadFile("../../docs/" + page)
+			if err != nil {
+				t.Fatal(err)
+			}
+			text += string(data)
 		}
-		text := string(data)
-		for _, f := range fieldsOf(form) {
+		for _, f := range fieldsOf(d.form) {
 			if !strings.Contains(text, "\n| `"+f.name+"` |") {
-				t.Errorf("docs/%s.md has no line for %q", page, f.name)
+				t.Errorf("%s have no line for %q", d.pages, f.name)
 			}
 		}
 		blocks := regexp.MustCompile("(?ms)^```yaml\n(.*?)^```\n(?:\n```(?:text|console)\n(?:\\$ [^\n]*\n)?(.*?)^```\n)?").FindAllStringSubmatch(text, -1)
 		if len(blocks) == 0 {
-			t.Errorf("docs/%s.md has no example", page)
+			t.Errorf("%s have no example", d.pages)
 		}
 		for _, b := range blocks {
-			name := page + "/" + regexp.MustCompile(`(?m)^id: (\S+)`).FindStringSubmatch(b[1])[1] + ".yaml"
+			name := d.dir + "/" + regexp.MustCompile(`(?m)^id: (\S+)`).FindStringSubmatch(b[1])[1] + ".yaml"
 			got := ""
 			if _, err := loadOver(t, sandboxer.Builtin, map[string]string{name: b[1]}, append(adapters(), processStandIn(nil))...); err != nil {
 				got = err.Error() + "\n"
 			}
 			if got != b[2] {
-				t.Errorf("docs/%s.md: %s gives\n%s\nthe page shows\n%s", page, name, got, b[2])
+				t.Errorf("%s: %s gives\n%s\nthe page shows\n%s", d.pages, name, got, b[2])
 			}
 		}
 	}
@@ -46,7 +53,7 @@ func TestDocs(t *testing.T) {
 
 // TestDocsTags holds the table for authors to the tags that are read.
 func TestDocsTags(t *testing.T) {
-	data, err := os.ReadFile("../../docs/extensions.md")
+	data, err := os.ReadFile("../../docs/reference/extensions.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -55,7 +62,7 @@ func TestDocsTags(t *testing.T) {
 			continue // not for settings
 		}
 		if !strings.Contains(string(data), "`"+name+"`") {
-			t.Errorf("docs/extensions.md does not name the format %q", name)
+			t.Errorf("docs/reference/extensions.md does not name the format %q", name)
 		}
 	}
 }

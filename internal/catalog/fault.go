@@ -89,7 +89,7 @@ func (f Fault) text() string {
 }
 
 // window cuts a long line to what fits a terminal around the caret, and replaces
-// what would disturb one. It returns the column of the caret in the result.
+// characters that would disturb one. It returns the column of the caret in the result.
 func window(line []rune, col, width int) (string, int) {
 	const most = 100
 	for i, r := range line {

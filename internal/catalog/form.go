@@ -16,9 +16,9 @@ type extensionForm struct {
 	ID           string           `yaml:"id" required:"true" format:"extension" help:"ext.<name>; a file with the ID of a built-in extension replaces it"`
 	Title        string           `yaml:"title" format:"line" help:"One line for people."`
 	Handler      string           `yaml:"handler" required:"true" unless:"command,connect" format:"handler" help:"The adapter that opens it, or module:Class of an extension class; required unless command or connect is given."`
-	Capabilities capabilitiesForm `yaml:"capabilities" required:"true" help:"What profiles may rely on; checked against the adapter."`
-	Max          int              `yaml:"max" min:"1" max:"1000000" help:"How many sandboxes may take room on it at once, those that wait in pools too; without it as many as it takes."`
-	Config       yaml.Node        `yaml:"config" help:"Settings of the adapter; its own schema stands in the registry."`
+	Capabilities capabilitiesForm `yaml:"capabilities" required:"true" help:"Capabilities that profiles may rely on; checked against the adapter."`
+	Max          int              `yaml:"max" min:"1" max:"1000000" help:"How many sandboxes may take room on it at the same time, including those in pools; without it as many as the backend takes."`
+	Config       yaml.Node        `yaml:"config" help:"Settings of the adapter; their schema is in the registry."`
 
 	Program programForm `yaml:",inline"`
 }
@@ -40,27 +40,27 @@ type profileForm struct {
 	Command     []string               `yaml:"command" text:"any" nonempty:"true" help:"Main process, as a list of arguments; without it the adapter's default."`
 	Env         map[string]string      `yaml:"env" keys:"env" text:"any" help:"Environment of everything inside."`
 	Labels      map[string]string      `yaml:"labels" keys:"label" text:"any" help:"Labels of every sandbox."`
-	Limits      limitsForm             `yaml:"limits" help:"Bounds of one sandbox; what is left out takes the adapter's default."`
-	MaxLimits   limitsForm             `yaml:"max_limits" help:"The most that a caller may ask for; what is left out is what limits says, or else the adapter's default. Administrators may ask for more."`
+	Limits      limitsForm             `yaml:"limits" help:"Limits of one sandbox; missing ones take the adapter's default."`
+	MaxLimits   limitsForm             `yaml:"max_limits" help:"The highest limits that a caller may ask for; missing ones are those of limits, or else the adapter's default. Administrators may ask for more."`
 	Network     networkForm            `yaml:"network" short:"none,public" help:"What a sandbox may reach: none (the default), public, or a list."`
 	Mounts      []mountForm            `yaml:"mounts" help:"Host paths made visible inside."`
 	Ports       []int                  `yaml:"ports" min:"1" max:"65535" unique:"true" help:"Ports to publish."`
 	Workspace   string                 `yaml:"workspace" format:"abspath" help:"Path of the workspace inside; without it the adapter's default."`
 	User        string                 `yaml:"user" format:"user" text:"any" help:"User of commands: a name, or uid[:gid]."`
-	Inputs      map[string]string      `yaml:"inputs" text:"any" help:"Defaults for inputs; the caller's win."`
-	TTL         lifetime               `yaml:"ttl" min:"1s" help:"Lifetime when the caller names none (30m), or idle: as long as it is used, which takes idle and ends with max_ttl."`
+	Inputs      map[string]string      `yaml:"inputs" text:"any" help:"Defaults for inputs; the caller's values override them."`
+	TTL         lifetime               `yaml:"ttl" min:"1s" help:"Lifetime when the caller names none (30m), or idle: as long as it is used, which needs idle and ends with max_ttl."`
 	MaxTTL      time.Duration          `yaml:"max_ttl" min:"1s" help:"Longest lifetime a caller may ask for (24h)."`
-	Idle        time.Duration          `yaml:"idle" min:"1s" help:"How long nobody may use it until on_idle is done; without it for ever."`
-	OnIdle      sandboxer.ExpiryAction `yaml:"on_idle" help:"What happens after so long without use: destroy (the default) or pause."`
-	OnTTL       sandboxer.ExpiryAction `yaml:"on_ttl" help:"What happens when the time to live is over: destroy (the default) or pause."`
-	PauseDepth  sandboxer.PauseDepth   `yaml:"pause_depth" help:"How deep to pause where nobody says: freeze (memory stays), disk (memory and files are saved), files (processes end)."`
+	Idle        time.Duration          `yaml:"idle" min:"1s" help:"Time without use after which on_idle happens; without it never."`
+	OnIdle      sandboxer.ExpiryAction `yaml:"on_idle" help:"What happens after that time without use: destroy (the default) or pause."`
+	OnTTL       sandboxer.ExpiryAction `yaml:"on_ttl" help:"What happens when the sandbox expires: destroy (the default) or pause."`
+	PauseDepth  sandboxer.PauseDepth   `yaml:"pause_depth" help:"Default depth of a pause: freeze (memory stays), disk (memory and files are saved), files (processes end)."`
 	MaxPaused   time.Duration          `yaml:"max_paused" min:"1s" help:"How long a paused sandbox is kept before it is destroyed (7d)."`
 	AutoResume  bool                   `yaml:"auto_resume" help:"Whether using a paused sandbox (commands, files, ports) resumes it."`
-	Max         int                    `yaml:"max" min:"1" max:"1000000" help:"How many of its sandboxes may take room at once, besides those that wait in its pool; without it as many as its extension takes."`
-	Wait        time.Duration          `yaml:"wait" min:"1s" max:"1h" help:"How long a request waits for room; without it, one that finds none is refused at once."`
-	Ready       readyForm              `yaml:"ready" help:"What a sandbox has to answer, once its extension calls it ready, before its user gets it."`
-	Price       priceForm              `yaml:"price" help:"What tenants pay, in credits, where the extension quotes nothing."`
-	Pool        poolForm               `yaml:"pool" help:"Sandboxes that are kept ready for whoever asks next."`
+	Max         int                    `yaml:"max" min:"1" max:"1000000" help:"How many of its sandboxes may take room at the same time, in addition to those in its pool; without it as many as its extension takes."`
+	Wait        time.Duration          `yaml:"wait" min:"1s" max:"1h" help:"How long a request waits for room; without it, a request is refused at once if there is none."`
+	Ready       readyForm              `yaml:"ready" help:"A check that a sandbox must pass, after its extension reports that it is ready, before its user gets it."`
+	Price       priceForm              `yaml:"price" help:"Price that tenants pay, in credits, if the extension quotes none."`
+	Pool        poolForm               `yaml:"pool" help:"Sandboxes that are kept ready for later requests."`
 }
 
 // lifetime is a duration, or sandboxer.TTLIdle.
@@ -68,7 +68,7 @@ type lifetime time.Duration
 
 type poolForm struct {
 	Size   int           `yaml:"size" min:"0" max:"1000" help:"How many wait at a time; 0 means none."`
-	MaxAge time.Duration `yaml:"max_age" min:"1m" help:"How long one waits before a new one takes its place (1h)."`
+	MaxAge time.Duration `yaml:"max_age" min:"1m" help:"How long one waits before a new one replaces it (1h)."`
 }
 
 type limitsForm struct {
@@ -80,7 +80,7 @@ type limitsForm struct {
 }
 
 type networkForm struct {
-	Mode  sandboxer.NetworkMode `yaml:"mode" help:"none: loopback only. public: the internet, never private addresses. allow: what the list names."`
+	Mode  sandboxer.NetworkMode `yaml:"mode" help:"none: loopback only. public: the internet, never private addresses. allow: the destinations in the list."`
 	Allow []string              `yaml:"allow" format:"peer" unique:"true" nonempty:"true" help:"Domains, *.domains, IP addresses or CIDRs, each with an optional :port."`
 }
 
@@ -93,21 +93,21 @@ type mountForm struct {
 type readyForm struct {
 	HTTP    *readyHTTPForm `yaml:"http" help:"A GET request; redirects are not followed."`
 	Command []string       `yaml:"command" text:"any" nonempty:"true" help:"A command, as a list of arguments, that ends with 0 when it is ready."`
-	Timeout time.Duration  `yaml:"timeout" min:"1s" max:"20m" help:"How long it may take until then, after which it has failed (30s)."`
+	Timeout time.Duration  `yaml:"timeout" min:"1s" max:"20m" help:"Time to pass the check; a sandbox that takes longer has failed (30s)."`
 }
 
 type readyHTTPForm struct {
 	Port   int    `yaml:"port" min:"1" max:"65535" help:"Port inside; without it the URL that the extension gives its sandboxes."`
 	Path   string `yaml:"path" format:"urlpath" help:"Path with its query (/)."`
-	Status int    `yaml:"status" min:"200" max:"599" help:"The status that counts, and no other (200)."`
+	Status int    `yaml:"status" min:"200" max:"599" help:"The only status that counts as ready (200)."`
 }
 
 type priceForm struct {
-	Setup   sandboxer.Credits `yaml:"setup" help:"Once per sandbox."`
-	PerHour sandboxer.Credits `yaml:"per_hour" help:"Per hour of life."`
+	Setup   sandboxer.Credits `yaml:"setup" help:"Price once per sandbox."`
+	PerHour sandboxer.Credits `yaml:"per_hour" help:"Price per hour of life."`
 }
 
-// check translates, and reports what no single field shows.
+// check translates, and reports faults that no single field shows.
 func (f readyForm) check(d *decoder) sandboxer.ReadyCheck {
 	r := sandboxer.ReadyCheck{Command: f.Command, Timeout: f.Timeout}
 	if f.HTTP != nil {
@@ -123,7 +123,7 @@ func (f limitsForm) limits() sandboxer.Limits {
 	return sandboxer.Limits{MilliCPU: f.CPUs, MemoryBytes: f.Memory, DiskBytes: f.Disk, PIDs: f.PIDs, GPUs: f.GPUs}
 }
 
-// profile checks what no single field shows, and translates.
+// profile checks for faults that no single field shows, and translates.
 func (f profileForm) profile(d *decoder) sandboxer.Profile {
 	switch {
 	case f.Network.Mode == "" && f.Network.Allow != nil:
@@ -181,7 +181,7 @@ func (f profileForm) profile(d *decoder) sandboxer.Profile {
 	ttl, most := time.Duration(f.TTL), f.MaxTTL
 	switch {
 	case ttl == sandboxer.TTLIdle && f.Idle == 0 && d.places["idle"].key == nil:
-		d.fault("ttl", "", "as long as it is used is how long? name an idle time (idle)")
+		d.fault("ttl", "", "a ttl of idle needs an idle time: name one (idle)")
 	case ttl != 0 && most != 0 && ttl > most:
 		d.fault("ttl", "", "longer than max_ttl (%s)", sandboxer.FormatDuration(most))
 	case ttl > sandboxer.DefaultMaxTTL && most == 0 && d.places["max_ttl"].key == nil:
@@ -215,16 +215,16 @@ func withPrefix(name, prefix string) string {
 
 // quotasForm is the file form of quotas.yaml.
 type quotasForm struct {
-	Default quotaForm            `yaml:"default" help:"For each tenant without an entry below."`
-	Tenants map[string]quotaForm `yaml:"tenants" help:"Entries by tenant; one replaces the default as a whole."`
+	Default quotaForm            `yaml:"default" help:"Quotas of each tenant without an entry below."`
+	Tenants map[string]quotaForm `yaml:"tenants" help:"Quotas by tenant; an entry replaces the whole default."`
 }
 
-// quotaForm is what one tenant may have; nil is no bound.
+// quotaForm is the quota of one tenant; nil is no bound.
 type quotaForm struct {
-	Sandboxes     *int64 `yaml:"sandboxes" min:"0" help:"Sandboxes that are not gone, paused ones too."`
-	Disk          *int64 `yaml:"disk" unit:"bytes" help:"Sum of their disk limits, such as 200GiB; each must have one then."`
-	Images        *int64 `yaml:"images" min:"0" help:"Different images that they were asked for with, besides those of their profiles."`
-	Snapshots     *int64 `yaml:"snapshots" min:"0" help:"Snapshots, also those that pauses and forks keep."`
+	Sandboxes     *int64 `yaml:"sandboxes" min:"0" help:"Sandboxes that are not terminated, including paused ones."`
+	Disk          *int64 `yaml:"disk" unit:"bytes" help:"Sum of their disk limits, such as 200GiB; with it, each sandbox must have one."`
+	Images        *int64 `yaml:"images" min:"0" help:"Different images that requests named, other than those of their profiles."`
+	Snapshots     *int64 `yaml:"snapshots" min:"0" help:"Snapshots, including those that pauses and forks keep."`
 	SnapshotBytes *int64 `yaml:"snapshot_bytes" unit:"bytes" help:"Size of their content."`
 	Execs         *int64 `yaml:"execs" min:"0" help:"Commands at once."`
 	Requests      *int64 `yaml:"requests" min:"0" help:"Requests to the API a minute; administrators are not counted."`

@@ -96,8 +96,8 @@ func (d *decoder) wrong(err error) {
 
 var secretPattern = lazyRegexp(`^\$\{(?:env:[A-Za-z_][A-Za-z0-9_]*|file:/[^}]+)\}$`)
 
-// resolveSecret reads the secret that ref stands for. Kinds: Unavailable when it is
-// not there.
+// resolveSecret reads the secret that ref stands for. Kinds: Unavailable when it does
+// not exist.
 func resolveSecret(ref string) (sandboxer.Secret, error) {
 	kind, name, _ := strings.Cut(strings.TrimSuffix(strings.TrimPrefix(ref, "${"), "}"), ":")
 	if kind == "env" {
@@ -139,7 +139,7 @@ const maxSecret = 64 << 10
 // under which every extension has one of its own; log may be nil.
 //
 // Decode fails with Faults (Invalid) for a wrong block, and with Unavailable when a
-// secret that the block refers to is not there.
+// secret that the block refers to does not exist.
 func (e ExtensionFile) Env(owner, stateDir string, log *slog.Logger) sandboxer.Env {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
@@ -168,7 +168,7 @@ func (e ExtensionFile) decode(v any) error {
 	return nil
 }
 
-// missing says which secrets are not there.
+// missing says which secrets do not exist.
 func (e ExtensionFile) missing(which []error) error {
 	texts := make([]string, len(which))
 	for i, m := range which {
@@ -182,8 +182,8 @@ func (e ExtensionFile) missing(which []error) error {
 type Opened struct {
 	Info sandboxer.ExtensionInfo
 	Ext  sandboxer.Extension // nil if Info.Problem says why
-	// Again makes another attempt, where there was none that worked: what was missing may
-	// be there by now. Faults of the configuration are then its Info.Problem, too.
+	// Again makes another attempt, if none has worked: what was missing may
+	// exist by now. Faults of the configuration are then its Info.Problem, too.
 	Again func(context.Context) Opened
 }
 
@@ -191,13 +191,13 @@ type Opened struct {
 // not keep the others from starting.
 const openTimeout = 30 * time.Second
 
-// Open opens every extension, side by side, and returns them in the order of the
-// catalogue. What an extension cannot do on this machine becomes its Info.Problem;
-// it is listed and not used. A wrong configuration is the operator's to mend: the
-// error is then Faults, and what was opened is closed again.
+// Open opens every extension, concurrently, and returns them in the order of the
+// catalogue. The reason why an extension cannot work on this machine becomes its Info.Problem;
+// it is listed and not used. An operator has to correct a wrong configuration: the
+// error is then Faults, and opened extensions are closed again.
 //
-// Info.Capabilities are what the extension says of itself, or what the adapter has at best; whoever
-// wraps it knows better. Files that do not fit what an extension says are faults as others are.
+// Info.Capabilities are from the extension's description, or all that the adapter can have; code that
+// wraps it knows better. Files that do not fit an extension's description are faults as others are.
 func (c *Catalog) Open(ctx context.Context, owner, stateDir string, log *slog.Logger) ([]Opened, error) {
 	opened := make([]Opened, len(c.Extensions))
 	faults := make([]Faults, len(c.Extensions))
@@ -237,6 +237,9 @@ func (e ExtensionFile) open(ctx context.Context, c *Catalog, owner, stateDir str
 	o := Opened{Info: e.Info()}
 	env := e.Env(owner, stateDir, log)
 	env.Own = append(env.Own, c.Own...)
+	if c.Notes != nil {
+		env.Notes = c.Notes(e.ID, env.Dir)
+	}
 	if c.Recorded != nil {
 		env.Recorded = func(ctx context.Context) ([]sandboxer.Handle, error) { return c.Recorded(ctx, e.ID) }
 	}
@@ -267,7 +270,7 @@ func (e ExtensionFile) open(ctx context.Context, c *Catalog, owner, stateDir str
 	o.Info.Problem = problem(err)
 	o.Info.Capabilities = []sandboxer.Capability{}
 	o.Again = func(ctx context.Context) Opened {
-		again, faults := e.open(ctx, c, owner, stateDir, log, slog.LevelDebug) // the first one was told
+		again, faults := e.open(ctx, c, owner, stateDir, log, slog.LevelDebug) // the first failure was logged
 		if _, ok := again.Ext.(sandboxer.Describer); ok {
 			faults = e.holds()
 		}
@@ -281,7 +284,7 @@ func (e ExtensionFile) open(ctx context.Context, c *Catalog, owner, stateDir str
 		return again
 	}
 	if e.Origin.Layer == BuiltIn && sandboxer.KindOf(err) == sandboxer.NotFound {
-		level = min(level, slog.LevelInfo) // what it is for is not here, and nobody said that it was
+		level = min(level, slog.LevelInfo) // its backend is not here, and no user said that it was
 	}
 	env.Log.Log(ctx, level, "extension cannot be used here", "kind", sandboxer.KindOf(err), "err", err)
 	return o, nil

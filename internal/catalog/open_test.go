@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -177,12 +178,18 @@ func TestOpen(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	var keeps sandboxer.Notes = struct{ sandboxer.Notes }{}
+	var keptFor []string
+	c.Notes = func(extension, dir string) sandboxer.Notes { keptFor = []string{extension, dir}; return keeps }
 	opened, err := c.Open(t.Context(), "owner-1", state, nil)
 	if err != nil || len(opened) != 1 || opened[0].Ext != ext {
 		t.Fatalf("opened = %+v, %v", opened, err)
 	}
 	if env.Extension != "ext.fake" || env.Owner != "owner-1" || env.Dir != filepath.Join(state, "ext.fake") || env.Log == nil {
 		t.Errorf("env = %+v", env)
+	}
+	if env.Notes != keeps || !slices.Equal(keptFor, []string{"ext.fake", env.Dir}) {
+		t.Errorf("its notes are %v, for %q", env.Notes, keptFor)
 	}
 	if st, err := os.Stat(env.Dir); err != nil || st.Mode().Perm() != 0o700 {
 		t.Errorf("state directory: %v, %v", st, err)

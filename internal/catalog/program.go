@@ -12,30 +12,32 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// programForm is what an extension's file says of the program that it is, if it is one (adapter process).
+// programForm is the part of an extension's file about its program, if it is one (adapter process).
 type programForm struct {
 	Command     []string      `yaml:"command" text:"any" nonempty:"true" help:"The program that the extension is, and its arguments; a path with a slash is relative to the file."`
-	Connect     string        `yaml:"connect" format:"service" help:"Where the extension runs as a service already, in place of command: unix:/path, or tls:host:port."`
-	TLS         tlsForm       `yaml:"tls" help:"Certificates for a service by TLS, in PEM, without which there is no connection; paths are relative to the file."`
-	Mode        string        `yaml:"mode" enum:"serve,call" help:"serve: one process speaks the extension protocol (the default). call: one process for each call."`
-	Path        []string      `yaml:"path" nonempty:"true" unique:"true" help:"Directories with Python modules, relative to the file, whose own directory comes last; never the working directory."`
+	Connect     string        `yaml:"connect" format:"service" help:"Address of an extension that runs as a service, in place of command: unix:/path, or tls:host:port."`
+	TLS         tlsForm       `yaml:"tls" help:"Certificates for a service by TLS, in PEM; required for it. Paths are relative to the file."`
+	Path        []string      `yaml:"path" nonempty:"true" unique:"true" help:"Directories with Python modules, relative to the file. The file's own directory comes last; the working directory is never used."`
 	Python      string        `yaml:"python" format:"line" help:"Python interpreter of a class, 3.9 or newer (python3)."`
 	SDK         string        `yaml:"sdk" format:"line" help:"Directory with the Python package sandboxer to use instead of the program's own."`
-	RunAs       string        `yaml:"run_as" format:"user" help:"User whose rights the program has; without it the server's. Only a server of root's can give those of another."`
-	Env         []string      `yaml:"env" format:"env" nonempty:"true" unique:"true" help:"Variables of the server's environment that the program gets besides PATH, HOME, LANG, TZ and their like."`
-	Concurrency int           `yaml:"concurrency" min:"1" max:"256" help:"Calls of a class, or processes of calls, at once (16)."`
+	RunAs       string        `yaml:"run_as" format:"user" help:"User whose rights the program has; without it the server's. Only a server that runs as root can use another user."`
+	Env         []string      `yaml:"env" format:"env" nonempty:"true" unique:"true" help:"Variables of the server's environment that the program gets, in addition to PATH, HOME, LANG, TZ and similar ones."`
+	Concurrency int           `yaml:"concurrency" min:"1" max:"256" help:"Calls of a class at the same time (16)."`
 	Limits      programLimits `yaml:"limits" help:"Bounds of the program, not of its sandboxes."`
 }
 
+// scriptLine is the first line of a script that is an extension.
+const scriptLine = "#!/usr/bin/env -S sandboxer extension serve-script /bin/sh"
+
 type tlsForm struct {
-	CA   string `yaml:"ca" format:"line" help:"Who signs the service's certificate."`
-	Cert string `yaml:"cert" format:"line" help:"What the server shows to the service."`
-	Key  string `yaml:"key" format:"line" help:"The key of cert."`
+	CA   string `yaml:"ca" format:"line" help:"File with the authorities that sign the service's certificate."`
+	Cert string `yaml:"cert" format:"line" help:"File with the server's client certificate."`
+	Key  string `yaml:"key" format:"line" help:"File with the key of cert."`
 	Name string `yaml:"name" format:"line" help:"The name in the service's certificate; without it the host of connect."`
 }
 
 type programLimits struct {
-	Memory int64 `yaml:"memory" unit:"bytes" min:"16MiB" help:"Data of each of its processes, such as 512MiB."`
+	Memory int64 `yaml:"memory" unit:"bytes" min:"16MiB" help:"Memory for data of each of its processes, such as 512MiB."`
 	PIDs   int64 `yaml:"pids" min:"1" help:"Processes and threads of the user of run_as."`
 }
 
@@ -48,7 +50,7 @@ func programKeys() []string {
 	return names
 }
 
-// check finds what no single key shows. isClass says that the handler is module:Class.
+// check finds faults that no single key shows. isClass says that the handler is module:Class.
 func (p programForm) check(d *decoder, isClass bool) {
 	has := func(name string) bool { return d.places[name].key != nil }
 	only := func(when string, names ...string) {
@@ -71,14 +73,8 @@ func (p programForm) check(d *decoder, isClass bool) {
 	if len(p.Command) > 0 && p.Command[0] == "" {
 		d.fault("command[0]", "", "the name of a program cannot be empty")
 	}
-	if p.Mode == sandboxer.ProgramCall && !has("command") {
-		d.fault("mode", "", "processes for calls need a command")
-	}
 	if !isClass {
-		only("a class as handler", "path", "python", "sdk")
-		if p.Mode != sandboxer.ProgramCall {
-			only("a class as handler, or mode: call", "concurrency")
-		}
+		only("a class as handler", "path", "python", "sdk", "concurrency")
 	}
 	byTLS := strings.HasPrefix(p.Connect, "tls:")
 	if !byTLS {
@@ -98,7 +94,7 @@ func (p programForm) check(d *decoder, isClass bool) {
 	}
 }
 
-// program returns what the form says, for a file in dir; "" if it is in no directory.
+// program returns the program that the form describes, for a file in dir; "" if it is in no directory.
 func (p programForm) program(handler, dir string) sandboxer.Program {
 	abs := func(path string) string {
 		if path == "" || filepath.IsAbs(path) || dir == "" {
@@ -107,12 +103,9 @@ func (p programForm) program(handler, dir string) sandboxer.Program {
 		return filepath.Join(dir, path)
 	}
 	out := sandboxer.Program{
-		Command: slices.Clone(p.Command), Connect: p.Connect, Mode: p.Mode, Python: p.Python, SDK: abs(p.SDK), RunAs: p.RunAs, Env: p.Env,
+		Command: slices.Clone(p.Command), Connect: p.Connect, Python: p.Python, SDK: abs(p.SDK), RunAs: p.RunAs, Env: p.Env,
 		Concurrency: p.Concurrency, MemoryBytes: p.Limits.Memory, PIDs: p.Limits.PIDs, Dir: dir,
 		TLS: sandboxer.ProgramTLS{CA: abs(p.TLS.CA), Cert: abs(p.TLS.Cert), Key: abs(p.TLS.Key), Name: p.TLS.Name},
-	}
-	if out.Mode == "" {
-		out.Mode = sandboxer.ProgramServe
 	}
 	if strings.Contains(handler, ":") {
 		out.Handler = handler
@@ -132,8 +125,8 @@ func (p programForm) program(handler, dir string) sandboxer.Program {
 	return out
 }
 
-// raw returns the `config:` block as a JSON object. A text that is a reference to a secret is one, whatever it is
-// for: with secrets its value takes its place.
+// raw returns the `config:` block as a JSON object. Any text that has the form of a reference to a secret is one:
+// with secrets its value replaces it.
 func (e ExtensionFile) raw(secrets bool) (json.RawMessage, error) {
 	d := e.file.again()
 	var v any = d.anything(e.config)
@@ -157,10 +150,10 @@ func (e ExtensionFile) raw(secrets bool) (json.RawMessage, error) {
 	return data, nil
 }
 
-// maxConfig is how many bytes of JSON a configuration may be that goes to a program.
+// maxConfig bounds the configuration for a program, in bytes of JSON.
 const maxConfig = 512 << 10
 
-// anything decodes a block of which nothing is known.
+// anything decodes a block whose form is not known.
 func (d *decoder) anything(config yaml.Node) map[string]any {
 	m := map[string]any{}
 	d.config(reflect.ValueOf(&m).Elem(), config)
@@ -170,8 +163,8 @@ func (d *decoder) anything(config yaml.Node) map[string]any {
 	return m
 }
 
-// jsonSize estimates how many bytes v takes as JSON, never too low; beyond most it stops counting. Aliases make
-// much of little, so that nobody may write it first and count then.
+// jsonSize estimates how many bytes v takes as JSON, never too low; beyond most it stops counting. Aliases turn
+// little into much, so the size must be known before it is written.
 func jsonSize(v any, most int) (n int) {
 	switch v := v.(type) {
 	case map[string]any:

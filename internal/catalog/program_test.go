@@ -48,13 +48,13 @@ func TestProgram(t *testing.T) {
 		want sandboxer.Program
 	}{
 		{"command: [./run, -v, 1]\nrun_as: nobody\nenv: [A_B]\nlimits: {memory: 64MiB, pids: 9}\n",
-			sandboxer.Program{Command: []string{ext + "/run", "-v", "1"}, Mode: "serve", RunAs: "nobody", Env: []string{"A_B"}, MemoryBytes: 64 << 20, PIDs: 9, Dir: ext, Path: []string{ext}}},
-		{"handler: process\ncommand: [run]\nmode: call\nconcurrency: 3\n", sandboxer.Program{Command: []string{"run"}, Mode: "call", Concurrency: 3, Dir: ext, Path: []string{ext}}},
+			sandboxer.Program{Command: []string{ext + "/run", "-v", "1"}, RunAs: "nobody", Env: []string{"A_B"}, MemoryBytes: 64 << 20, PIDs: 9, Dir: ext, Path: []string{ext}}},
+		{"handler: process\ncommand: [run]\n", sandboxer.Program{Command: []string{"run"}, Dir: ext, Path: []string{ext}}},
 		{"handler: my.mod:Class\npath: [lib, /abs]\npython: ./venv/python\nsdk: sdk\nconcurrency: 2\n",
-			sandboxer.Program{Handler: "my.mod:Class", Mode: "serve", Path: []string{ext + "/lib", "/abs", ext}, Python: ext + "/venv/python", SDK: ext + "/sdk", Concurrency: 2, Dir: ext}},
-		{"connect: unix:/run/x.sock\n", sandboxer.Program{Connect: "unix:/run/x.sock", Mode: "serve", Dir: ext, Path: []string{ext}}},
+			sandboxer.Program{Handler: "my.mod:Class", Path: []string{ext + "/lib", "/abs", ext}, Python: ext + "/venv/python", SDK: ext + "/sdk", Concurrency: 2, Dir: ext}},
+		{"connect: unix:/run/x.sock\n", sandboxer.Program{Connect: "unix:/run/x.sock", Dir: ext, Path: []string{ext}}},
 		{"connect: tls:a.example:7443\ntls: {ca: ca.pem, cert: c.pem, key: /k.pem, name: b}\n",
-			sandboxer.Program{Connect: "tls:a.example:7443", Mode: "serve", Dir: ext, Path: []string{ext}, TLS: sandboxer.ProgramTLS{CA: ext + "/ca.pem", Cert: ext + "/c.pem", Key: "/k.pem", Name: "b"}}},
+			sandboxer.Program{Connect: "tls:a.example:7443", Dir: ext, Path: []string{ext}, TLS: sandboxer.ProgramTLS{CA: ext + "/ca.pem", Cert: ext + "/c.pem", Key: "/k.pem", Name: "b"}}},
 	} {
 		file := filepath.Join(ext, "ext.p.yaml")
 		if err := os.WriteFile(file, []byte(programHead+c.text), 0o644); err != nil {
@@ -77,7 +77,7 @@ func TestProgram(t *testing.T) {
 	}
 }
 
-// What makes no sense is told at its place.
+// A setting that makes no sense is reported at its place.
 func TestProgramFaults(t *testing.T) {
 	for text, want := range map[string]string{
 		"command: [a]\nconnect: unix:/x\n":                            "4:1   connect: the extension is started by command already",
@@ -86,9 +86,9 @@ func TestProgramFaults(t *testing.T) {
 		"handler: process\n":                                          `3:10  handler: the adapter process needs a command or connect`,
 		"handler: fake\nrun_as: nobody\n":                             `4:1   run_as: the adapter "fake" is part of this program`,
 		"handler: fake\nlimits: {memory: 64MiB}\n":                    `4:1   limits: the adapter "fake" is part of this program`,
-		"handler: a:B\nmode: call\n":                                  "4:7   mode: processes for calls need a command",
+		"command: [a]\nmode: call\n":                                  "4:1   mode: modes no longer exist: remove this line. A script of mode call needs a new first line: #!/usr/bin/env -S sandboxer extension serve-script /bin/sh",
 		"command: [a]\npath: [x]\n":                                   "4:1   path: this has an effect only with a class",
-		"command: [a]\nconcurrency: 2\n":                              "4:1   concurrency: this has an effect only with a class as handler, or mode: call",
+		"command: [a]\nconcurrency: 2\n":                              "4:1   concurrency: this has an effect only with a class as handler",
 		"connect: tcp:localhost:1\n":                                  "3:10  connect: expected unix:/absolute/path, or tls:host:port",
 		"connect: tls:h:1\n":                                          "3:1   connect: a service by TLS needs tls.ca",
 		"connect: tls:h:1\ntls: {ca: a, cert: b}\n":                   "4:1   tls: a service by TLS needs tls.key",
@@ -210,10 +210,6 @@ func TestDescriptions(t *testing.T) {
 		t.Fatal(err)
 	}
 	held("DescribeAs", again.DescribeAs(open))
-	doc, err := Registry(e)
-	if err != nil || !strings.Contains(string(doc), "operations:\n- exec\n") {
-		t.Errorf("registry: %s, %v", doc, err)
-	}
 }
 
 // Any input may be given where the extension says so.
@@ -229,7 +225,7 @@ func TestAnyInput(t *testing.T) {
 	}
 }
 
-// A configuration that the extension refuses is told where it stands.
+// A configuration that the extension refuses is reported at its place.
 func TestRefusedConfig(t *testing.T) {
 	a := processStandIn(nil)
 	a.Open = func(context.Context, sandboxer.Env) (sandboxer.Extension, error) {
@@ -268,8 +264,8 @@ func TestRefusedElement(t *testing.T) {
 	}
 }
 
-// An extension that can be opened only later is held to its file then, and what it says of itself is known to whoever
-// reads the files anew.
+// An extension that can be opened only later is checked against its file then, and later readers of the files
+// know its description.
 func TestDescribedLater(t *testing.T) {
 	says := sandboxer.Description{Title: "Said", Isolation: []sandboxer.Isolation{sandboxer.IsolationVM}, Pricing: sandboxer.PricingModels()}
 	away := true

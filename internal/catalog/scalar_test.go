@@ -91,7 +91,7 @@ type Shared2 struct {
 	}
 }
 
-// TestShapes decodes what adapters may do beside plain fields.
+// TestShapes decodes what adapters may use in addition to plain fields.
 func TestShapes(t *testing.T) {
 	read := func(v any, text string) error {
 		data := []byte(text)

@@ -42,8 +42,8 @@ const (
 )
 
 // Schema returns the JSON Schema of a kind of file, indented. It accepts what the
-// loader accepts and rejects what the loader finds wrong with the form of a file;
-// what needs other files or several fields at once only the loader knows.
+// loader accepts and rejects faults in the form of a file;
+// only the loader finds faults that involve other files or several fields at once.
 // Kinds: NotFound.
 func Schema(kind string) ([]byte, error) {
 	var s *schema
@@ -59,7 +59,7 @@ func Schema(kind string) ([]byte, error) {
 	case KindQuotas:
 		s = schemaOf(reflect.TypeFor[quotasForm](), rule{required: true}, reflect.Value{})
 		s.Title = "sandboxer quotas"
-		s.Description = "How much each tenant may have: quotas.yaml"
+		s.Description = "Quotas of tenants: quotas.yaml"
 	default:
 		return nil, sandboxer.E(sandboxer.NotFound, nil, "there is no schema %q: there are %s, %s and %s", clip(kind), KindExtension, KindProfile, KindQuotas)
 	}
@@ -185,7 +185,7 @@ func (s *schema) bound(sc *scalar, r rule) {
 	}
 }
 
-// written is a default the way a file would say it.
+// written is a default in the form of a file.
 func written(v reflect.Value, r rule) any {
 	switch x := v.Interface().(type) {
 	case time.Duration:

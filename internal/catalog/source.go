@@ -9,8 +9,8 @@ import (
 	"go.yaml.in/yaml/v4"
 )
 
-// Bounds on one file: hand-written ones are a few kilobytes, and nobody reads more
-// faults than that in one go.
+// Bounds on one file: hand-written ones are a few kilobytes, and no user reads more
+// faults than that at once.
 const (
 	maxFile    = 1 << 20
 	maxFaults  = 100
@@ -43,7 +43,7 @@ func (s *source) at(line, col, width int, path, suggestion, format string, args 
 	case len(s.faults) > maxFaults:
 		return
 	case len(s.faults) == maxFaults:
-		path, suggestion, format, args = "", "", "too many problems: what follows is not shown", nil
+		path, suggestion, format, args = "", "", "too many problems: the rest is not shown", nil
 	}
 	line = min(max(line, 1), len(s.lines))
 	for line > 1 && line == len(s.lines) && s.lines[line-1] == "" {
@@ -57,7 +57,7 @@ func (s *source) at(line, col, width int, path, suggestion, format string, args 
 	})
 }
 
-// clipPath keeps both ends of a path that goes on and on.
+// clipPath keeps both ends of a very long path.
 func clipPath(path string) string {
 	if r := []rune(path); len(r) > 80 {
 		return string(r[:40]) + "…" + string(r[len(r)-39:])
@@ -213,7 +213,7 @@ func (s *source) readable() bool {
 	return ok
 }
 
-// syntax translates the parser's complaint into what to do about it.
+// syntax translates the parser's complaint into advice.
 func (s *source) syntax(err error) {
 	var e *yaml.LoadError
 	if !errors.As(err, &e) {
@@ -263,7 +263,7 @@ func (s *source) syntax(err error) {
 	}
 }
 
-// tabs reports every line that is indented with a tab, for they all have to change.
+// tabs reports every line that is indented with a tab, since all of them have to change.
 func (s *source) tabs(line int) {
 	n := len(s.faults)
 	for i, l := range s.lines {

@@ -14,16 +14,10 @@ import (
 	builtin "github.com/sand-boxer/sandboxer/adapters"
 )
 
-// tablePages is where the inputs and settings of adapters are described.
-var tablePages = map[string]string{"process": "extensions"}
-
 // TestTables holds the tables of inputs and settings in the guides to what the adapters declare.
 func TestTables(t *testing.T) {
 	for _, a := range builtin.All() {
-		page := "../../docs/" + a.Kind + ".md"
-		if other := tablePages[a.Kind]; other != "" {
-			page = "../../docs/" + other + ".md"
-		}
+		page := "../../docs/reference/" + a.Kind + ".md"
 		data, err := os.ReadFile(page)
 		if err != nil {
 			t.Errorf("the adapter %q has no page: %v", a.Kind, err)
@@ -38,6 +32,38 @@ func TestTables(t *testing.T) {
 			continue
 		}
 		golden(t, page, []byte(before+begin+"\n"+tables(t, a)+"\n"+end+after))
+	}
+}
+
+// TestCapabilitiesOfPages holds the tables of capabilities on the pages of adapters to what these declare.
+func TestCapabilitiesOfPages(t *testing.T) {
+	for _, a := range builtin.All() {
+		if len(a.Capabilities) == 0 {
+			continue // a program, which says itself what it has
+		}
+		page := "../../docs/reference/" + a.Kind + ".md"
+		data, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, section, ok := strings.Cut(string(data), "\n## Capabilities\n")
+		if !ok {
+			t.Errorf("%s has no section Capabilities", page)
+			continue
+		}
+		section, _, _ = strings.Cut(section, "\n## ")
+		var got []sandboxer.Capability
+		for _, row := range regexp.MustCompile("(?m)^\\| (`[^|]*) \\|").FindAllStringSubmatch(section, -1) {
+			for name := range strings.SplitSeq(row[1], ", ") {
+				got = append(got, sandboxer.Capability(strings.Trim(name, "`")))
+			}
+		}
+		want := slices.Clone(a.Capabilities)
+		slices.Sort(got)
+		slices.Sort(want)
+		if !slices.Equal(got, want) {
+			t.Errorf("%s has the capabilities %q; the adapter has %q", page, got, want)
+		}
 	}
 }
 

@@ -18,12 +18,12 @@ import (
 // A sink takes the canonical tar and stores it.
 type sink interface {
 	io.Writer
-	// space returns room for what comes next, at least a byte, and fill takes over the
-	// first n bytes of it, without a copy where that can be.
+	// space returns room for the next data, at least a byte, and fill takes over the
+	// first n bytes of it, without a copy where possible.
 	space() ([]byte, error)
 	fill(n int) error
-	// finish completes what was written and says where it is; the digest is the
-	// caller's affair. After an error, and instead of finish, abort gives up.
+	// finish completes what was written and says where it is; the caller keeps the
+	// digest. After an error, and instead of finish, abort gives up.
 	finish() (part, error)
 	abort()
 }
@@ -32,8 +32,8 @@ type sink interface {
 //
 // An archive in canonical order (that of `tar --sort=name`, and of a walk that sorts
 // each directory) goes straight to the sink. At the first entry that is out of order
-// what was written so far is read back into a spool, the rest follows it, and
-// everything is written anew in order. Memory is bounded by the number of entries, the
+// it reads back what was written so far into a spool, adds the rest, and
+// writes everything again in order. Memory is bounded by the number of entries, the
 // spool by spoolBytes.
 type canonicaliser struct {
 	rules      Rules
@@ -44,7 +44,7 @@ type canonicaliser struct {
 	reopen     func(part) (io.ReadCloser, error)
 }
 
-// canonical is what became of an archive.
+// canonical is the result for an archive.
 type canonical struct {
 	part    part
 	files   []File
@@ -54,8 +54,8 @@ type canonical struct {
 
 const copySize = 256 << 10
 
-// headSize is how much of an archive is read at once where a header is wanted: most of a
-// file's contents are then read to where they go, without a copy.
+// headSize is how much of an archive is read at once to find a header: most of a
+// file's contents are then read to their destination, without a copy.
 const headSize = 16 << 10
 
 // zeros fill up blocks and mark the end.
@@ -119,7 +119,7 @@ func (c *canonicaliser) run(ctx context.Context, r io.Reader) (_ *canonical, err
 	return &canonical{part: p, files: em.files, bytes: s.checker.Bytes(), changed: s.changed}, nil
 }
 
-// resolved gives a hard link the attributes of its file: they are one.
+// resolved gives a hard link the attributes of its file, since both are one file.
 func resolved(e *entry, byName map[string]*entry) *entry {
 	if e.kind != tar.TypeLink {
 		return e
@@ -211,7 +211,7 @@ func newEmitter(s sink) *emitter {
 	return &emitter{sink: s, tree: blake3.New(), hash: blake3.New()}
 }
 
-// write writes what is not contents.
+// write writes anything except contents.
 func (em *emitter) write(p []byte) error {
 	_, _ = em.tree.Write(p)
 	n, err := em.sink.Write(p)
@@ -277,7 +277,7 @@ func (em *emitter) abort() {
 	}
 }
 
-// A spool holds contents until their order is known. Its file has no name: it goes with
+// A spool holds contents until their order is known. Its file has no name: it vanishes with
 // the process.
 type spool struct {
 	f    *os.File
@@ -320,7 +320,7 @@ func (sp *spool) add(e *entry, body io.Reader) error {
 	return err
 }
 
-// contents reads what add took.
+// contents reads the contents that add stored.
 func (sp *spool) contents(e *entry) io.Reader {
 	if !sp.sync {
 		sp.sync = true

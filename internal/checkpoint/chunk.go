@@ -7,17 +7,17 @@ import (
 	"github.com/zeebo/blake3"
 )
 
-// A cutter cuts a stream where its contents say so, so that equal stretches give equal
+// A cutter cuts a stream at positions that depend on its contents, so that equal stretches give equal
 // chunks wherever they are: FastCDC with a gear hash, whose condition is harder before
-// the normal size and easier after it. Where it cuts is no part of the format.
+// the normal size and easier after it. The format does not depend on where it cuts.
 type cutter struct {
 	least, normal, most int
 	hard, easy          uint64
 	gear                [256]uint64
 }
 
-// newCutter cuts into chunks of normal bytes, a power of two, on the average, of half
-// of it at the least and four times it at the most.
+// newCutter cuts into chunks of normal bytes, a power of two, on average, of half
+// of it at least and four times it at most.
 func newCutter(normal int) *cutter {
 	c := &cutter{least: normal / 2, normal: normal, most: normal * 4}
 	n := bits.TrailingZeros(uint(normal))
@@ -47,12 +47,12 @@ func (c *cutter) cut(p []byte) int {
 }
 
 // find goes on with hash h at p[i], four bytes a turn, until it meets the condition, and
-// returns what comes after that byte, or else the end of p and the hash there.
+// returns the position after that byte, or else the end of p and the hash there.
 func (c *cutter) find(p []byte, i int, h, condition uint64) (int, uint64, bool) {
 	gear := &c.gear
 	for ; i+4 <= len(p); i += 4 {
 		b := p[i : i+4 : i+4]
-		// What the bytes add does not wait for the hash before them.
+		// The values of the bytes do not depend on the hash before them.
 		s1 := gear[b[0]]
 		s2 := s1<<1 + gear[b[1]]
 		s3 := s2<<1 + gear[b[2]]

@@ -83,7 +83,7 @@ type prepared struct {
 	pack   string // where the store has it
 }
 
-// prepare digests a chunk, and compresses it if it is new. What does not decompress to
+// prepare digests a chunk, and compresses it if it is new. A result that does not decompress to
 // the chunk is not used. It is called concurrently.
 func (p *packer) prepare(chunk []byte) prepared {
 	c := prepared{id: blake3.Sum256(chunk), size: len(chunk)}
@@ -195,7 +195,7 @@ func (p *packer) close() error {
 	return nil
 }
 
-// readBack reads a pack and compares every chunk with what was put.
+// readBack reads a pack and compares every chunk with what was stored.
 func (p *packer) readBack(w *packWriter, tail int) error {
 	r, err := p.s.blobs.Get(p.ctx, packPrefix+w.name, 0, w.n)
 	if sandboxer.KindOf(err) == sandboxer.NotFound {
@@ -236,7 +236,7 @@ func (p *packer) readBack(w *packWriter, tail int) error {
 	return nil
 }
 
-// flush makes everything durable that was added, and verifies it.
+// flush makes all added chunks durable, and verifies them.
 func (p *packer) flush() error {
 	err := p.close()
 	p.wait.Wait()
@@ -249,7 +249,7 @@ func (p *packer) flush() error {
 	return err
 }
 
-// abandon gives up what is under way. It may be called at any time, and more than once.
+// abandon gives up pending work. It may be called at any time, and more than once.
 func (p *packer) abandon() {
 	p.stop(context.Canceled)
 	if p.cur != nil {
@@ -262,7 +262,7 @@ func (p *packer) abandon() {
 
 // A chunkSink cuts what is written to it and gives the chunks to a packer, in order,
 // while several processors prepare them. Chunks are stretches of the windows that the
-// stream is read into; nothing is copied but what a window's end cuts off.
+// stream is read into; only the part that a window's end cuts off is copied.
 type chunkSink struct {
 	p      *packer
 	cut    *cutter
@@ -396,7 +396,7 @@ func (k *chunkSink) end() {
 	k.worker.Wait()
 }
 
-// finish says where everything will be once the packer is flushed.
+// finish returns where everything will be once the packer is flushed.
 func (k *chunkSink) finish() (part, error) {
 	k.drain(0)
 	k.end()

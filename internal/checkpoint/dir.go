@@ -16,7 +16,7 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// Dir keeps objects as files below one directory. What Put has acknowledged survives a
+// Dir keeps objects as files below one directory. An object that Put has acknowledged survives a
 // power cut. Several processes may use one directory, if it is on a local file system.
 type Dir struct {
 	root *os.Root
@@ -24,15 +24,15 @@ type Dir struct {
 
 var _ Blobs = (*Dir)(nil)
 
-// writeSize is how much is written at once. A kernel takes its memory for a larger piece in
+// writeSize is how much is written at once. For a larger piece a kernel allocates its memory in
 // one piece too, which on virtual machines has been seen to cost five times as much.
 const (
 	writeSize = 64 << 10
-	// beginSize is how much is sent on its way to the disk at once.
+	// beginSize is after how many bytes the kernel is asked to begin to write to the disk.
 	beginSize = 4 << 20
 )
 
-// tempDir holds what Put has not completed yet.
+// tempDir holds objects that Put has not completed yet.
 const tempDir = "tmp"
 
 // OpenDir returns the objects below path, making the directory if there is none (0700).
@@ -47,7 +47,7 @@ func OpenDir(path string) (*Dir, error) {
 	return &Dir{root: root}, nil
 }
 
-// Close lets go of the directory.
+// Close closes the directory.
 func (d *Dir) Close() error { return d.root.Close() }
 
 // dirError gives an error of the file system its kind.
@@ -113,8 +113,8 @@ func (d *Dir) Put(ctx context.Context, name string, r io.Reader) (err error) {
 	return d.sync(dir)
 }
 
-// pieces writes to a file, and has what was written begin its way to the disk, so that
-// little is left to be waited for at the end.
+// pieces writes to a file, and has the kernel begin to write it to the disk, so that
+// little is left to wait for at the end.
 type pieces struct {
 	ctx      context.Context
 	f        *os.File

@@ -4,15 +4,13 @@ import (
 	"archive/tar"
 	"bytes"
 	"io"
-	"os"
-	"path/filepath"
 	"testing"
 
 	"github.com/sand-boxer/sandboxer"
 )
 
-// Whatever goes in: it is refused as Invalid, or what comes out is canonical, holds no
-// surprises, and unpacks below its root alone.
+// Whatever goes in: it is refused as Invalid, or what comes out is canonical and holds
+// no surprises.
 func FuzzTar(f *testing.F) {
 	// Small ones only: making an input smaller takes the time of its length squared, and
 	// until that is done nothing else is tried.
@@ -52,13 +50,6 @@ func FuzzTar(f *testing.F) {
 		twice, err := pass(bytes.Clone(once))
 		if err != nil || !bytes.Equal(once, twice) {
 			t.Fatalf("what is canonical does not stay so: %v", err)
-		}
-		above := t.TempDir()
-		if err := ExtractTo(t.Context(), bytes.NewReader(once), filepath.Join(above, "root"), Rules{}); err != nil {
-			t.Fatalf("what is canonical does not unpack: %v", err)
-		}
-		if l, _ := os.ReadDir(above); len(l) != 1 {
-			t.Fatalf("unpacked beside the root: %v", l)
 		}
 		tr := tar.NewReader(bytes.NewReader(once))
 		for {

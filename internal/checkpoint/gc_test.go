@@ -234,8 +234,8 @@ func TestGC(t *testing.T) {
 
 var errCrash = errors.New("the broker ends here")
 
-// newMemoryDir is newDir without the wait for a disk, where that can be had: what dies
-// in these tests is the broker, never the machine.
+// newMemoryDir is newDir without the wait for a disk, where that is possible: only the broker
+// dies in these tests, never the machine.
 func newMemoryDir(t testing.TB) *Dir {
 	t.Helper()
 	path, err := os.MkdirTemp("/dev/shm", "sandboxer-checkpoint-")

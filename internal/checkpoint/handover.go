@@ -5,8 +5,8 @@ import (
 	"sync"
 )
 
-// A handover passes what is written at one end to who reads at the other, as io.Pipe
-// does, and without a copy to one who has it written on (io.WriterTo).
+// A handover passes data from a writer to a reader, as io.Pipe
+// does, and without a copy if the reader has it written on (io.WriterTo).
 type handover struct {
 	data chan []byte
 	took chan struct{}
@@ -47,7 +47,7 @@ func (h *handover) Write(p []byte) (int, error) {
 	}
 }
 
-// end tells the reader that nothing more comes: io.EOF, or what went wrong.
+// end signals the end of the data to the reader: io.EOF, or an error.
 func (h *handover) end(err error) {
 	h.wonce.Do(func() {
 		h.werr = err
@@ -55,7 +55,7 @@ func (h *handover) end(err error) {
 	})
 }
 
-// stop tells the writer that nobody reads on.
+// stop tells the writer that the reader has stopped.
 func (h *handover) stop(err error) {
 	h.ronce.Do(func() {
 		if h.rerr = err; err == nil {
@@ -65,7 +65,7 @@ func (h *handover) stop(err error) {
 	})
 }
 
-// A receiver is the end of a handover that is read.
+// A receiver is the read end of a handover.
 type receiver struct{ h *handover }
 
 func (r receiver) Read(p []byte) (int, error) {
@@ -82,7 +82,7 @@ func (r receiver) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// WriteTo has w write what comes, a piece for each Write at the other end.
+// WriteTo has w write the data, a piece for each Write at the other end.
 func (r receiver) WriteTo(w io.Writer) (n int64, err error) {
 	h := r.h
 	for {

@@ -4,8 +4,6 @@ import (
 	"archive/tar"
 	"bytes"
 	"fmt"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -83,8 +81,8 @@ func hostile(t testing.TB) map[string]struct {
 		"hard link to itself":          {data: archive(t, item{name: "h", kind: hard, link: "h"}), why: "no earlier file"},
 		"hard link to a directory":     {data: archive(t, item{name: "d/", kind: dir}, item{name: "h", kind: hard, link: "d"}), why: "no earlier file"},
 		"hard link to an outside link": {data: archive(t, item{name: "a/l", kind: link, link: "../x"}, item{name: "h", kind: hard, link: "a/l"}), why: "out of the root"},
-		"hard link with contents":      {data: append(append(raw(file, nil), raw(entry{name: "h", kind: hard, link: "f", size: 5}, nil)...), endMark...), why: "no file, and has"},
-		"directory with contents":      {data: append(raw(entry{name: "d", kind: dir, size: 5}, nil), endMark...), why: "no file, and has"},
+		"hard link with contents":      {data: append(append(raw(file, nil), raw(entry{name: "h", kind: hard, link: "f", size: 5}, nil)...), endMark...), why: "not a file, but has"},
+		"directory with contents":      {data: append(raw(entry{name: "d", kind: dir, size: 5}, nil), endMark...), why: "not a file, but has"},
 		"character device":             {data: archive(t, item{name: "null", kind: tar.TypeChar}), why: "character device"},
 		"block device":                 {data: archive(t, item{name: "sda", kind: tar.TypeBlock}), why: "block device"},
 		"FIFO":                         {data: archive(t, item{name: "p", kind: tar.TypeFifo}), why: "FIFO"},
@@ -93,8 +91,8 @@ func hostile(t testing.TB) map[string]struct {
 		"old sparse":                   {data: append(raw(file, func(h []byte) { h[156] = 'S'; copy(h[257:], "ustar  \x00"); copy(h[483:], "77777777777\x00") }), endMark...), why: "parse"},
 		"PAX sparse":                   {data: sparsePAX(), why: "sparse"},
 		"sparse bomb":                  {data: sparseBomb(), why: "refused"},
-		"file called like a directory": {data: append(raw(file, func(h []byte) { copy(h, "f/\x00") }), endMark...), why: "called like a directory"},
-		"link called like a directory": {data: append(raw(entry{name: "l", kind: link, link: "x"}, func(h []byte) { copy(h, "l/\x00") }), endMark...), why: "called like a directory"},
+		"file called like a directory": {data: append(raw(file, func(h []byte) { copy(h, "f/\x00") }), endMark...), why: "with the name of a directory"},
+		"link called like a directory": {data: append(raw(entry{name: "l", kind: link, link: "x"}, func(h []byte) { copy(h, "l/\x00") }), endMark...), why: "with the name of a directory"},
 		"global header with path":      {data: archive(t, item{name: "g", kind: tar.TypeXGlobalHeader, pax: map[string]string{"path": "../x"}}, item{name: "f"}), why: "global header"},
 		"root is a link":               {data: archive(t, item{name: ".", kind: link, link: "x"}), why: "root is not a directory"},
 		"root twice":                   {data: archive(t, item{name: "./", kind: dir}, item{name: "./", kind: dir}), why: "twice"},
@@ -160,13 +158,6 @@ func TestHostile(t *testing.T) {
 			if !strings.Contains(err.Error(), c.why) {
 				t.Errorf("Save = %v; want %q", err, c.why)
 			}
-			above := t.TempDir()
-			dir := filepath.Join(above, "root")
-			err = ExtractTo(t.Context(), bytes.NewReader(c.data), dir, c.rules)
-			wantKind(t, err, sandboxer.Invalid)
-			if left, _ := os.ReadDir(above); len(left) != 0 {
-				t.Errorf("there is something left: %v", left)
-			}
 		})
 	}
 	if list, err := s.List(t.Context()); err != nil || len(list) != 0 {
@@ -205,12 +196,4 @@ func TestChanges(t *testing.T) {
 			}
 		}
 	}
-	dir := filepath.Join(t.TempDir(), "d")
-	if err := ExtractTo(t.Context(), bytes.NewReader(in), dir, rules); err != nil {
-		t.Fatal(err)
-	}
-	if fi, err := os.Stat(filepath.Join(dir, "su")); err != nil || fi.Mode() != 0o755 {
-		t.Errorf("su = %v, %v; want -rwxr-xr-x", fi.Mode(), err)
-	}
-	wantKind(t, ExtractTo(t.Context(), bytes.NewReader(in), dir, rules), sandboxer.Conflict)
 }

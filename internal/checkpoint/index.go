@@ -10,7 +10,7 @@ import (
 )
 
 // chunkIndex knows where every chunk is. Indexes of packs never change, so each is read
-// once. It takes some 120 bytes of memory for a chunk.
+// once. A chunk takes some 120 bytes of memory.
 type chunkIndex struct {
 	s *Store
 
@@ -31,7 +31,7 @@ func newChunkIndex(s *Store) *chunkIndex {
 	return &chunkIndex{s: s, refreshing: make(chan struct{}, 1), packs: map[string][]place{}, condemned: map[string]bool{}, byID: map[id]at{}}
 }
 
-// find returns the pack that has a chunk and will keep it: none that is about to be
+// find returns the pack that has a chunk and will keep it: not one that is about to be
 // deleted.
 func (x *chunkIndex) find(i id) (pack string, ok bool) {
 	x.mu.RLock()
@@ -63,7 +63,7 @@ func (x *chunkIndex) insert(pack string, places []place) {
 	}
 }
 
-// refresh takes over what has changed in the store.
+// refresh takes over the changes in the store.
 func (x *chunkIndex) refresh(ctx context.Context) error {
 	select {
 	case x.refreshing <- struct{}{}:
@@ -118,7 +118,7 @@ func (x *chunkIndex) refresh(ctx context.Context) error {
 	x.condemned = dead
 	for name := range x.packs {
 		if !there[name] {
-			// One that a packer of this process has just added is missing too, if the
+			// A pack that a packer of this process has just added is missing too, if the
 			// listing is older: it will be read again.
 			delete(x.packs, name)
 			same = false

@@ -41,7 +41,7 @@ func LoadKey(dir string) (ed25519.PrivateKey, error) {
 	err = pem.Encode(f, &pem.Block{Type: "PRIVATE KEY", Bytes: der})
 	err = errors.Join(err, f.Sync(), f.Close())
 	if err == nil {
-		// Linked rather than renamed: of two programs that begin at once, one makes the key.
+		// Linked rather than renamed: if two programs begin at once, only one makes the key.
 		if err = os.Link(f.Name(), path); errors.Is(err, fs.ErrExist) {
 			return readKey(path)
 		}
@@ -67,11 +67,11 @@ func readKey(path string) (ed25519.PrivateKey, error) {
 	}
 	if fi.Mode().Perm()&0o077 != 0 {
 		return nil, sandboxer.E(sandboxer.Denied, nil, "%s can be read or written by others (%v)", path, fi.Mode().Perm()).
-			WithHint("if nobody else has read it, run: chmod 600 %s", path)
+			WithHint("if no other user has read it, run: chmod 600 %s", path)
 	}
 	bad := func(err error) (ed25519.PrivateKey, error) {
-		return nil, sandboxer.E(sandboxer.Invalid, err, "%s is no ed25519 key in PEM", path).
-			WithHint("restore it from a backup; without it checkpoints exported elsewhere cannot be told to be yours")
+		return nil, sandboxer.E(sandboxer.Invalid, err, "%s is not an ed25519 key in PEM", path).
+			WithHint("restore it from a backup; without it, exported checkpoints cannot be recognized as yours")
 	}
 	data := make([]byte, min(fi.Size(), 64<<10))
 	if _, err := f.ReadAt(data, 0); err != nil {
@@ -92,5 +92,5 @@ func readKey(path string) (ed25519.PrivateKey, error) {
 	return k, nil
 }
 
-// ID returns the name under which checkpoints signed with key are known to others.
+// ID returns the name by which others know checkpoints that are signed with key.
 func ID(key ed25519.PrivateKey) KeyID { return keyID(key.Public().(ed25519.PublicKey)) }

@@ -40,7 +40,7 @@ type Manifest struct {
 	Stored int64  `json:"-"` // bytes that Save or Import added to the store, compressed; 0 otherwise
 }
 
-// Meta is what the caller of Save says about a checkpoint. All of it is optional.
+// Meta is the caller's description of a checkpoint. All of it is optional.
 type Meta struct {
 	Source   Source   `json:"source,omitzero"`
 	Root     string   `json:"root,omitempty"` // path in the source of the directory that was saved
@@ -51,7 +51,7 @@ type Meta struct {
 	Native   *Native  `json:"native,omitempty"`
 }
 
-// Source is where a checkpoint was taken.
+// Source says where a checkpoint was taken.
 type Source struct {
 	Extension  string `json:"extension,omitempty"`
 	Host       string `json:"host,omitempty"`
@@ -63,7 +63,7 @@ type Source struct {
 	Dirty      bool   `json:"dirty,omitempty"`
 }
 
-// Native points to a checkpoint that the backend itself holds of the same moment.
+// Native points to a checkpoint of the same moment that the backend itself holds.
 type Native struct {
 	Provider string    `json:"provider"`
 	ID       string    `json:"id"`
@@ -84,7 +84,7 @@ type Keep struct {
 	Xattrs bool `json:"xattrs,omitempty"` // extended attributes of the namespace "user."
 }
 
-// Changes counts what Save left out or altered, so that nothing goes missing silently.
+// Changes counts what Save left out or altered, so that nothing is lost silently.
 type Changes struct {
 	SetID        int `json:"set_id,omitempty"`        // set-user-ID, set-group-ID or sticky bits cleared
 	Attributes   int `json:"attributes,omitempty"`    // entries that lost extended attributes or ACLs
@@ -148,7 +148,7 @@ func digestOf(h *blake3.Hasher) string { return digestPrefix + hex.EncodeToStrin
 func checkDigest(s string) error {
 	hexa, ok := strings.CutPrefix(s, digestPrefix)
 	if b, err := hex.DecodeString(hexa); !ok || err != nil || len(b) != 32 || strings.ToLower(hexa) != hexa {
-		return sandboxer.E(sandboxer.Invalid, nil, "%.80q is no digest of the form blake3:<64 hexadecimal digits>", s)
+		return sandboxer.E(sandboxer.Invalid, nil, "%.80q is not a digest of the form blake3:<64 hexadecimal digits>", s)
 	}
 	return nil
 }
@@ -176,8 +176,8 @@ func (m *Manifest) encode() ([]byte, error) {
 	return data, err
 }
 
-// decodeManifest reads what encode wrote. It accepts nothing that is not consistent in
-// itself, whoever signed it.
+// decodeManifest reads what encode wrote. It refuses a manifest that is not consistent in
+// itself, even if its signature is good.
 func decodeManifest(data []byte) (*Manifest, error) {
 	bad := func(err error, format string, args ...any) (*Manifest, error) {
 		return nil, sandboxer.E(sandboxer.Invalid, err, "the manifest cannot be read: "+format, args...)
@@ -214,7 +214,7 @@ func decodeManifest(data []byte) (*Manifest, error) {
 		f := &m.Files[i]
 		name, err := safetar.Rules{}.WithDefaults().CleanName(f.Name())
 		if err != nil || name == "." || name != f.Name() || f.Path != display(name) || (f.Raw != nil) != (f.Path != name) {
-			return bad(err, "entry %d is not called properly", i)
+			return bad(err, "entry %d has an invalid name", i)
 		}
 		if i > 0 && compareNames(m.Files[i-1].Name(), name) >= 0 {
 			return bad(nil, "entry %d, %q, is out of order", i, f.Path)
@@ -225,7 +225,7 @@ func decodeManifest(data []byte) (*Manifest, error) {
 		switch f.Type {
 		case TypeFile:
 			if f.Size < 0 || f.Size > m.Payload.Size || f.Data < f.Offset+blockSize || f.Data > m.Payload.Size-f.Size || f.Link != "" {
-				return bad(nil, "entry %d, %q, lies outside the payload", i, f.Path)
+				return bad(nil, "entry %d, %q, is outside the payload", i, f.Path)
 			}
 			if err := checkDigest(f.Digest); err != nil {
 				return nil, err
@@ -241,7 +241,7 @@ func decodeManifest(data []byte) (*Manifest, error) {
 			return bad(nil, "entry %d, %q, has the unknown type %.40q", i, f.Path, f.Type)
 		}
 		if end > m.Payload.Size {
-			return bad(nil, "entry %d, %q, lies outside the payload", i, f.Path)
+			return bad(nil, "entry %d, %q, is outside the payload", i, f.Path)
 		}
 	}
 	if sum != m.Payload.Bytes {
@@ -279,7 +279,7 @@ func (k KeyID) public() (ed25519.PublicKey, error) {
 	hexa, ok := strings.CutPrefix(string(k), "ed25519:")
 	b, err := hex.DecodeString(hexa)
 	if !ok || err != nil || len(b) != ed25519.PublicKeySize || keyID(b) != k {
-		return nil, sandboxer.E(sandboxer.Invalid, nil, "%.90q is no key of the form ed25519:<64 hexadecimal digits>", string(k))
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "%.90q is not a key of the form ed25519:<64 hexadecimal digits>", string(k))
 	}
 	return b, nil
 }

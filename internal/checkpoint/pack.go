@@ -33,13 +33,13 @@ const (
 	packMagic  = "SBXPACK1"
 	packEntry  = 46
 	packFooter = 48
-	// packTarget is where a pack is closed; one chunk may reach over it.
+	// packTarget is the size at which a pack is closed; one chunk may exceed it.
 	packTarget = 32 << 20
-	// maxPack bounds what is believed of a pack's index.
+	// maxPack bounds the size that a pack's index may claim.
 	maxPack = 256 << 20
 	// maxChunk bounds a chunk.
 	maxChunk = 4 << 20
-	// maxIndex bounds an index object: one of chunks of a byte each would be larger.
+	// maxIndex bounds an index object: one of one-byte chunks would be larger.
 	maxIndex = 64 << 20
 )
 
@@ -104,7 +104,7 @@ func parseIndex(name string, b []byte) ([]place, error) {
 			return bad("an entry is impossible")
 		}
 		if end += int64(p.stored); end > maxPack {
-			return bad("an entry lies outside the pack")
+			return bad("an entry is outside the pack")
 		}
 		places = append(places, p)
 	}

@@ -34,8 +34,8 @@ func damaged(cause error, format string, args ...any) error {
 		WithHint("the store has lost or changed data: restore it from a backup, or use another checkpoint")
 }
 
-// checkFormat refuses a document of another format than known, which ends with its version: of
-// what a newer program wrote nothing can be said to be damaged. What does not say its format
+// checkFormat refuses a document with another version of the known format (the version is at its end):
+// one that a newer program wrote must not be called damaged. A document that does not name its format
 // is for the reader to judge. Kinds: Unsupported.
 func checkFormat(data []byte, what, known string) error {
 	var head struct {
@@ -55,7 +55,7 @@ func checkFormat(data []byte, what, known string) error {
 		WithHint("use the program that made it, or another snapshot")
 }
 
-// open reads a part from its beginning; it verifies the digest where the part ends.
+// open reads a part from its beginning; it verifies the digest at the part's end.
 func (s *Store) open(ctx context.Context, p part) (io.ReadCloser, error) {
 	r, err := s.openAt(ctx, p, 0, p.Size)
 	if err != nil {
@@ -122,8 +122,8 @@ func (u *unzstd) Close() error {
 	return u.src.Close()
 }
 
-// verifier passes a part on and, instead of its end, reports an error if it was not
-// exactly what the record says.
+// verifier passes a part on and, instead of its end, reports an error if it does not match
+// the record exactly.
 type verifier struct {
 	r    io.ReadCloser
 	part part
@@ -151,7 +151,7 @@ func (v *verifier) Read(p []byte) (int, error) {
 func (v *verifier) Close() error { return v.r.Close() }
 
 // openPayload reads a payload from its beginning and verifies the digest of every file
-// and, where it ends, of the whole.
+// and, at its end, of the whole.
 func (s *Store) openPayload(ctx context.Context, p part, files []File) (io.ReadCloser, error) {
 	r, err := s.openAt(ctx, p, 0, p.Size)
 	if err != nil {
@@ -161,8 +161,8 @@ func (s *Store) openPayload(ctx context.Context, p part, files []File) (io.ReadC
 	return &treeVerifier{r: r, part: p, files: files, tree: blake3.New(), hash: blake3.New(), whole: whole}, nil
 }
 
-// wholeDigest reads all of a part for the digest of its bytes. The first builds put that of
-// the whole tar into manifests, under the same format, and not that of its tree.
+// wholeDigest reads all of a part for the digest of its bytes. The first builds put the digest of
+// the whole tar, and not that of its tree, into manifests of the same format.
 func (s *Store) wholeDigest(ctx context.Context, p part) (string, error) {
 	r, err := s.openAt(ctx, p, 0, p.Size)
 	if err != nil {
@@ -249,7 +249,7 @@ type chunkReader struct {
 	err   error
 }
 
-// A stretch is a run of chunks that lie one after the other in a pack.
+// A stretch is a run of adjacent chunks in a pack.
 type stretch struct {
 	chunks []at
 	stored int64
@@ -266,7 +266,7 @@ func (s *Store) openChunks(ctx context.Context, p part, off, n int64) (io.ReadCl
 	if len(p.Chunks)%32 != 0 || off < 0 || n < 0 || off > p.Size-n {
 		return nil, damaged(nil, "the record of the checkpoint has an impossible list of chunks")
 	}
-	// Chunks that are not known yet were written by somebody else.
+	// Another process wrote chunks that are not known yet.
 	unknown := func() bool {
 		for ids := p.Chunks; len(ids) > 0; ids = ids[32:] {
 			if _, ok := s.chunks.locate(id(ids[:32])); !ok {
@@ -357,7 +357,7 @@ func (s *Store) loadFrom(ctx context.Context, t *stretch) error {
 		stored = stored[a.stored:]
 		if a.stored != a.size {
 			from := len(buf)
-			// The decoder is bounded by the capacity it is given: a chunk that grows
+			// The decoder is bounded by the capacity of its buffer: a chunk that grows
 			// beyond its size fails.
 			out, err := s.dec.DecodeAll(raw, buf[from:from:from+int(a.size)])
 			if err != nil || len(out) != int(a.size) {
@@ -400,7 +400,7 @@ func (r *chunkReader) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// Close waits for what is being read ahead.
+// Close waits until reading ahead has ended.
 func (r *chunkReader) Close() error {
 	r.stop()
 	for t := range r.queue {

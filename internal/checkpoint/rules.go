@@ -9,21 +9,21 @@ import (
 )
 
 // Rules say what an archive may hold. The zero value is strict, with the limits that the
-// fields name. Whatever they say, an archive that is cut short or followed by something is refused, and so is
-// a compressed one of which more comes out than freeOutput and maxRatio allow.
+// fields name. In any case an archive that is cut short or followed by other data is refused, and so is
+// a compressed one that decompresses to more than freeOutput and maxRatio allow.
 type Rules = safetar.Rules
 
-// maxRatio is how many bytes may come out of one byte of a compressed archive, beyond freeOutput.
+// maxRatio is how many bytes one byte of a compressed archive may decompress to, beyond freeOutput.
 const maxRatio = 1000
 
-// freeOutput may come out of a compressed archive whatever its size.
+// freeOutput is how much a compressed archive may decompress to whatever its size.
 const freeOutput = 1 << 30
 
-// refuse says why an archive is not taken.
+// refuse says why an archive is refused.
 func refuse(format string, args ...any) *sandboxer.Error { return safetar.Refuse(format, args...) }
 
 // compareNames orders names as a walk does that visits the entries of each directory in
-// byte order, every directory right before what is in it. "a/b" comes before "a-b".
+// byte order, every directory right before its content. "a/b" comes before "a-b".
 func compareNames(a, b string) int {
 	for i := range min(len(a), len(b)) {
 		if x, y := a[i], b[i]; x != y {

@@ -38,9 +38,9 @@ type entry struct {
 	spooled int64 // where the contents lie in the spool
 }
 
-// A scanner reads an archive and lets nothing through that breaks the rules. Entries
-// come in the order of the archive, directories that it merely implies before what is
-// in them.
+// A scanner reads an archive and refuses everything that breaks the rules. Entries
+// come in the order of the archive. Directories that it only implies come before their
+// content.
 type scanner struct {
 	checker *safetar.Checker
 	keep    Keep
@@ -86,7 +86,7 @@ func (m *meter) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// fault turns an error of reading into what the caller sees: the reader's own, or a
+// fault turns a read error into the error for the caller: the reader's own, or a
 // refusal.
 func (s *scanner) fault(err error) error {
 	switch {
@@ -193,7 +193,7 @@ func (s *scanner) take(hdr *tar.Header) error {
 		s.changed.OutsideLinks++
 	}
 	if c.Late {
-		// The directory is announced anew, with what is now known of it.
+		// The directory is announced again, with what is now known of it.
 		old := s.byName[e.name]
 		e.listed = old.listed
 		*old = *e
@@ -201,7 +201,7 @@ func (s *scanner) take(hdr *tar.Header) error {
 	} else {
 		s.add(e)
 	}
-	s.in.limit = math.MaxInt64 // the body ends by itself
+	s.in.limit = math.MaxInt64 // the body has its own end
 	s.body = bodyOf{s}
 	return nil
 }
@@ -222,7 +222,7 @@ func (b bodyOf) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// attributes takes over what is kept of the rest of the header and counts what is not.
+// attributes takes over the kept parts of the rest of the header and counts the others.
 func (s *scanner) attributes(e *entry, hdr *tar.Header) {
 	if e.kind == tar.TypeSymlink {
 		e.mode = 0o777

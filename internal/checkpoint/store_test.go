@@ -222,9 +222,6 @@ func TestSaveAndOpen(t *testing.T) {
 			if e == Chunks && m2.Stored > m.Stored/20 {
 				t.Errorf("the second checkpoint of the same tree stored %d bytes; the first %d", m2.Stored, m.Stored)
 			}
-			if d := Diff(m, m2); len(d) != 0 {
-				t.Errorf("Diff = %v; want nothing", d)
-			}
 			list, err := again.List(t.Context())
 			if err != nil || len(list) != 2 || list[0].ID != "two" || list[1].Payload.Digest != m.Payload.Digest || list[0].Files != nil {
 				t.Errorf("List = %v, %v; want two and one", list, err)
@@ -300,30 +297,27 @@ func TestRealTar(t *testing.T) {
 	if len(digests) != 1 {
 		t.Errorf("%d digests of one tree", len(digests))
 	}
-	for _, how := range []string{"tar", "Extract"} {
-		_, rd, err := s.Open(t.Context(), "1")
-		if err != nil {
-			t.Fatal(err)
-		}
-		dst := filepath.Join(t.TempDir(), "new")
-		if how == "tar" {
-			if err := os.Mkdir(dst, 0o755); err != nil {
-				t.Fatal(err)
-			}
-			cmd := exec.CommandContext(t.Context(), "tar", "-C", dst, "-xpf", "-")
-			cmd.Stdin = rd
-			if out, err := cmd.CombinedOutput(); err != nil {
-				t.Fatalf("%v: %s", err, out)
-			}
-		} else if err := ExtractTo(t.Context(), rd, dst, Rules{}); err != nil {
-			t.Fatal(err)
-		}
-		if err := rd.Close(); err != nil {
-			t.Fatal(err)
-		}
-		if a, b := listing(t, src), listing(t, dst); a != b {
-			t.Errorf("after %s the tree differs:\n%s\nwant\n%s", how, b, a)
-		}
+	_, rd, err := s.Open(t.Context(), "1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dst := t.TempDir()
+	unpack(t, rd, dst)
+	if err := rd.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if a, b := listing(t, src), listing(t, dst); a != b {
+		t.Errorf("the tree differs:\n%s\nwant\n%s", b, a)
+	}
+}
+
+// unpack unpacks a tar below dir, as people do it.
+func unpack(t testing.TB, r io.Reader, dir string) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "tar", "-C", dir, "-xpf", "-")
+	cmd.Stdin = r
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
 	}
 }
 

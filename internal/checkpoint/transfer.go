@@ -34,7 +34,7 @@ type envelope struct {
 const envelopeFormat = "sandboxer.checkpoint.export/1"
 
 // Export writes the checkpoint id to w as one file. The kinds are those of Open; after
-// an error what was written is of no use.
+// an error the output is of no use.
 func (s *Store) Export(ctx context.Context, id string, w io.Writer) (err error) {
 	m, data, rec, release, err := s.use(ctx, id)
 	if err != nil {
@@ -76,11 +76,11 @@ type ImportOptions struct {
 	Manifest int64
 }
 
-// DefaultManifest is the bound on the manifest of what is imported: some 80,000 files.
+// DefaultManifest is the bound on the manifest of an import: some 80,000 files.
 const DefaultManifest = 16 << 20
 
-// A manifest that is larger than freeManifest must not become more than manifestRatio times
-// what it was compressed: digests do not compress, and names hardly so.
+// A manifest that is larger than freeManifest must not exceed manifestRatio times
+// its compressed size: digests do not compress, and names hardly do.
 const (
 	freeManifest  = 1 << 20
 	manifestRatio = 100
@@ -88,7 +88,7 @@ const (
 
 // Import takes a file that Export wrote, of this or of another installation, and
 // returns the manifest of the checkpoint once it is sealed here, as Save does. ID and
-// signature stay. Importing what is there already is success.
+// signature stay. Importing a checkpoint that exists already is success.
 //
 // Kinds: Denied for a signer that is neither trusted nor accepted, naming its key;
 // Invalid for a file that is no export, was changed, or breaks Rules; Conflict if
@@ -102,7 +102,7 @@ func (s *Store) Import(ctx context.Context, r io.Reader, o ImportOptions) (*Mani
 	}
 	if !s.trusted[env.Signer] && !slices.Contains(o.Accept, env.Signer) {
 		return nil, sandboxer.E(sandboxer.Denied, nil, "the checkpoint is signed by %s, which is not known here", env.Signer).
-			WithHint("if that is the key of whom you got it from, accept it by name")
+			WithHint("if that key belongs to the installation that you got it from, import it with --accept %s", env.Signer)
 	}
 	data := env.Manifest
 	m, err := decodeManifest(data)
@@ -110,7 +110,7 @@ func (s *Store) Import(ctx context.Context, r io.Reader, o ImportOptions) (*Mani
 		return nil, err
 	}
 	m.Signer = env.Signer
-	// More entries than the manifest has, it cannot be; each takes memory.
+	// It cannot have more entries than the manifest; each takes memory.
 	o.Rules.Entries = min(o.Rules.WithDefaults().Entries, len(m.Files)+1)
 	if have, err := s.Get(ctx, m.ID); err == nil {
 		if have.Digest == m.Digest {
@@ -120,7 +120,7 @@ func (s *Store) Import(ctx context.Context, r io.Reader, o ImportOptions) (*Mani
 	} else if sandboxer.KindOf(err) != sandboxer.NotFound {
 		return nil, err
 	}
-	// With one thread the decoder reads in ours, and bomb may look at the meter.
+	// With one thread the decoder reads in ours, and bomb may read the meter.
 	dec, err := zstd.NewReader(in, zstd.WithDecoderMaxWindow(maxWindow), zstd.WithDecoderConcurrency(1))
 	if err != nil {
 		return nil, err
@@ -147,15 +147,15 @@ func (s *Store) Import(ctx context.Context, r io.Reader, o ImportOptions) (*Mani
 			c.part.Digest = whole
 		}
 	}
-	// Save would have made exactly this of it; anything else was not made by Save.
+	// Save would have made exactly this of it; if not, Save did not make the file.
 	if c.part.Digest != m.Payload.Digest || c.part.Size != m.Payload.Size || c.bytes != m.Payload.Bytes || !reflect.DeepEqual(c.files, m.Files) && len(c.files)+len(m.Files) > 0 {
 		return nil, sandboxer.E(sandboxer.Invalid, nil, "the checkpoint was changed: its files are not those of its manifest")
 	}
 	return w.seal(m, data, c.part, env.Signer, env.Signature)
 }
 
-// readEnvelope reads what precedes the payload. The signature is verified, its signer is
-// for the caller to judge before the manifest is looked at.
+// readEnvelope reads the part before the payload. It verifies the signature; the caller
+// decides about the signer before the manifest is read.
 func readEnvelope(in io.Reader, limit int64) (*envelope, error) {
 	bad := func(err error, why string) (*envelope, error) {
 		var own *sandboxer.Error
@@ -216,7 +216,7 @@ func readEnvelope(in io.Reader, limit int64) (*envelope, error) {
 	return env, verify(env.Signer, env.Manifest, env.Signature)
 }
 
-// bomb reads what is decompressed and refuses more than was announced, or than its
+// bomb reads decompressed data and refuses more than was announced, or than its
 // compressed size can account for.
 type bomb struct {
 	dec   *zstd.Decoder

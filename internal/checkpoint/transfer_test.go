@@ -243,7 +243,7 @@ func TestImportIsBounded(t *testing.T) {
 	}
 	large := seal(t, directories(400_000)) // 28 MiB
 	refused("a large manifest", large, ImportOptions{}, "more than 16 MiB", 128<<20)
-	// Who may have more gets further: to the payload, of which there is none.
+	// With a larger bound it gets further: to the payload, which is missing.
 	if _, err := s.Import(t.Context(), bytes.NewReader(large), ImportOptions{Manifest: math.MaxInt64}); err == nil || strings.Contains(err.Error(), "MiB") {
 		t.Errorf("an administrator's: %v", err)
 	}

@@ -14,7 +14,7 @@ import (
 )
 
 func newCmdKey(f *factory) *cobra.Command {
-	return newGroup("key", "API keys: make, list and revoke them", []string{"keys"}, newCmdKeyCreate(f, nil), newCmdKeyLs(f, nil), newCmdKeyRevoke(f, nil))
+	return newGroup("key", "API keys: make, list and revoke them", []string{"keys"}, newCmdKeyCreate(f), newCmdKeyLs(f), newCmdKeyRevoke(f))
 }
 
 type keyCreateOptions struct {
@@ -22,12 +22,12 @@ type keyCreateOptions struct {
 	k api.NewKey
 }
 
-func newCmdKeyCreate(f *factory, runF func(context.Context, *keyCreateOptions) error) *cobra.Command {
+func newCmdKeyCreate(f *factory) *cobra.Command {
 	o := &keyCreateOptions{f: f}
 	var scopes []string
 	var ttl string
 	c := &cobra.Command{
-		Use: "create [NAME]", Short: "Make an API key and print it, this one time", Args: wants(0, 1, "at most a name"),
+		Use: "create [NAME]", Short: "Make an API key and print it once", Args: wants(0, 1, "at most a name"),
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {
@@ -37,7 +37,7 @@ func newCmdKeyCreate(f *factory, runF func(context.Context, *keyCreateOptions) e
 				o.k.Name = args[0]
 			}
 			if o.k.Name == "" {
-				return invalid("the key needs a name, to be known by later").WithHint("sandboxer key create ci")
+				return invalid("the key needs a name, to recognize it later").WithHint("sandboxer key create ci")
 			}
 			for _, w := range scopes {
 				if !slices.Contains(sandboxer.Scopes(), sandboxer.Scope(w)) {
@@ -52,16 +52,13 @@ func newCmdKeyCreate(f *factory, runF func(context.Context, *keyCreateOptions) e
 				}
 				o.k.TTL = d
 			}
-			if runF != nil {
-				return runF(cmd.Context(), o)
-			}
 			return keyCreateRun(cmd.Context(), o)
 		},
 	}
-	c.Flags().StringVar(&o.k.Name, "name", "", "`name` to know it by")
-	c.Flags().StringVar(&o.k.Tenant, "tenant", "", "`tenant` it acts for (default: yours)")
-	c.Flags().StringSliceVar(&scopes, "scope", []string{string(sandboxer.ScopeRead), string(sandboxer.ScopeWrite)}, "`right` it has: read, write, admin")
-	c.Flags().StringVar(&ttl, "ttl", "", "`lifetime`; without it the key does not expire")
+	c.Flags().StringVar(&o.k.Name, "name", "", "`NAME` to recognize it by")
+	c.Flags().StringVar(&o.k.Tenant, "tenant", "", "`TENANT` it acts for (default: yours)")
+	c.Flags().StringSliceVar(&scopes, "scope", []string{string(sandboxer.ScopeRead), string(sandboxer.ScopeWrite)}, "`SCOPE` of the key: read, write, admin")
+	c.Flags().StringVar(&ttl, "ttl", "", "`LIFETIME`; without it the key does not expire")
 	complete(c, "scope", scopeWords()...)
 	return c
 }
@@ -95,60 +92,45 @@ func keyCreateRun(ctx context.Context, o *keyCreateOptions) error {
 	if format := o.f.format(); format != "table" && format != "wide" && format != "name" {
 		return printData(o.f.io.out, format, k)
 	}
-	o.f.progress().done("key %s (%s) for tenant %s may %s; keep it: it is shown this one time", k.Key.ID, k.Key.Name, k.Key.Tenant, join(k.Key.Scopes, ", "))
+	o.f.progress().done("key %s (%s) for tenant %s may %s; save it now: it is shown only once", k.Key.ID, k.Key.Name, k.Key.Tenant, join(k.Key.Scopes, ", "))
 	_, err = fmt.Fprintln(o.f.io.out, k.Token)
 	return err
 }
 
-type plainOptions struct{ f *factory }
-
-func newCmdKeyLs(f *factory, runF func(context.Context, *plainOptions) error) *cobra.Command {
-	o := &plainOptions{f}
+func newCmdKeyLs(f *factory) *cobra.Command {
 	return &cobra.Command{
 		Use: "ls", Aliases: []string{"list"}, Short: "List the API keys", Args: wants(0, 0, "no arguments"),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if runF != nil {
-				return runF(cmd.Context(), o)
-			}
-			return keyLsRun(cmd.Context(), o)
+			return listed(cmd.Context(), f, keyView(), func(ctx context.Context, s *session) (*api.List[api.Key], error) { return s.Keys(ctx) })
 		},
 	}
 }
 
-func keyLsRun(ctx context.Context, o *plainOptions) error {
-	return listed(ctx, o.f, keyView(), func(s *session) (*api.List[api.Key], error) { return s.Keys(ctx) })
-}
-
-func newCmdKeyRevoke(f *factory, runF func(context.Context, *refOptions) error) *cobra.Command {
-	o := &refOptions{f: f}
+func newCmdKeyRevoke(f *factory) *cobra.Command {
 	return &cobra.Command{
-		Use: "revoke ID", Aliases: []string{"rm"}, Short: "Make an API key worthless at once", Args: wants(1, 1, "the ID of one key"),
+		Use: "revoke ID", Aliases: []string{"rm"}, Short: "Revoke an API key immediately", Args: wants(1, 1, "the ID of one key"),
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			o.ref = args[0]
-			if runF != nil {
-				return runF(cmd.Context(), o)
-			}
-			return keyRevokeRun(cmd.Context(), o)
+			return keyRevokeRun(cmd.Context(), f, args[0])
 		},
 	}
 }
 
-func keyRevokeRun(ctx context.Context, o *refOptions) error {
-	s, err := o.f.connect(ctx)
+func keyRevokeRun(ctx context.Context, f *factory, id string) error {
+	s, err := f.connect(ctx)
 	if err != nil {
 		return err
 	}
 	defer s.close()
-	if err := s.RevokeKey(ctx, o.ref); err != nil {
+	if err := s.RevokeKey(ctx, id); err != nil {
 		return err
 	}
-	o.f.progress().done("revoked key %s", o.ref)
+	f.progress().done("revoked key %s", id)
 	return nil
 }
 
 func newCmdCredits(f *factory) *cobra.Command {
-	return newGroup("credits", "Money: balances, grants and the ledger", []string{"spend"}, newCmdCreditsBalance(f, nil), newCmdCreditsGrant(f, nil), newCmdCreditsLedger(f, nil))
+	return newGroup("credits", "Money: balances, grants and the ledger", []string{"spend"}, newCmdCreditsBalance(f), newCmdCreditsGrant(f), newCmdCreditsLedger(f))
 }
 
 func balanceView() view[*api.Balance] {
@@ -160,111 +142,64 @@ func balanceView() view[*api.Balance] {
 	}
 }
 
-func newCmdCreditsBalance(f *factory, runF func(context.Context, *refOptions) error) *cobra.Command {
-	o := &refOptions{f: f}
+func newCmdCreditsBalance(f *factory) *cobra.Command {
 	return &cobra.Command{
-		Use: "balance [TENANT]", Short: "Show a tenant's balance, yours if none is named", Args: wants(0, 1, "at most one tenant"),
+		Use: "balance [TENANT]", Short: "Show the balance of a tenant (default: yours)", Args: wants(0, 1, "at most one tenant"),
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(args) > 0 {
-				o.ref = args[0]
-			}
-			if runF != nil {
-				return runF(cmd.Context(), o)
-			}
-			return creditsBalanceRun(cmd.Context(), o)
+			return shown(cmd.Context(), f, balanceView(), func(ctx context.Context, s *session) (*api.Balance, error) {
+				return s.Balance(ctx, strings.Join(args, "")) // at most one
+			})
 		},
 	}
 }
 
-func creditsBalanceRun(ctx context.Context, o *refOptions) error {
-	s, err := o.f.connect(ctx)
-	if err != nil {
-		return err
-	}
-	defer s.close()
-	b, err := s.Balance(ctx, o.ref)
-	if err != nil {
-		return err
-	}
-	return printOne(o.f, b, balanceView())
-}
-
-type creditsGrantOptions struct {
-	f *factory
-	g api.Grant
-}
-
-func newCmdCreditsGrant(f *factory, runF func(context.Context, *creditsGrantOptions) error) *cobra.Command {
-	o := &creditsGrantOptions{f: f}
+func newCmdCreditsGrant(f *factory) *cobra.Command {
+	var g api.Grant
 	c := &cobra.Command{
 		Use: "grant TENANT AMOUNT", Short: "Add credits to a tenant's balance", Args: wants(2, 2, "a tenant and an amount"),
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			o.g.Tenant = args[0]
+			g.Tenant = args[0]
 			amount, err := sandboxer.ParseCredits(args[1])
 			if err != nil {
 				return err
 			}
-			o.g.Amount = api.Credits(amount)
-			if runF != nil {
-				return runF(cmd.Context(), o)
-			}
-			return creditsGrantRun(cmd.Context(), o)
+			g.Amount = api.Credits(amount)
+			return shown(cmd.Context(), f, balanceView(), func(ctx context.Context, s *session) (*api.Balance, error) { return s.Grant(ctx, g) })
 		},
 	}
-	c.Flags().StringVar(&o.g.Key, "key", "", "operation `key`: granting twice under one is granting once; another grant under it is a conflict")
-	c.Flags().StringVar(&o.g.Note, "note", "", "`text` for the ledger")
+	c.Flags().StringVar(&g.Key, "key", "", "operation `KEY`: the same grant under the same key counts once; another grant under it is a conflict")
+	c.Flags().StringVar(&g.Note, "note", "", "`TEXT` for the ledger")
 	return c
 }
 
-func creditsGrantRun(ctx context.Context, o *creditsGrantOptions) error {
-	s, err := o.f.connect(ctx)
-	if err != nil {
-		return err
-	}
-	defer s.close()
-	b, err := s.Grant(ctx, o.g)
-	if err != nil {
-		return err
-	}
-	return printOne(o.f, b, balanceView())
-}
-
-type creditsLedgerOptions struct {
-	f *factory
-	q api.EntryQuery
-}
-
-func newCmdCreditsLedger(f *factory, runF func(context.Context, *creditsLedgerOptions) error) *cobra.Command {
-	o := &creditsLedgerOptions{f: f}
+func newCmdCreditsLedger(f *factory) *cobra.Command {
+	var q api.EntryQuery
 	c := &cobra.Command{
 		Use: "ledger", Short: "List the ledger's entries, oldest first", Args: wants(0, 0, "no arguments"),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := checkLimit(o.q.Limit); err != nil {
+			if err := checkLimit(q.Limit); err != nil {
 				return err
 			}
-			if runF != nil {
-				return runF(cmd.Context(), o)
-			}
-			return creditsLedgerRun(cmd.Context(), o)
+			return listed(cmd.Context(), f, entryView(), func(ctx context.Context, s *session) (*api.List[api.Entry], error) { return s.Entries(ctx, q) })
 		},
 	}
-	c.Flags().StringVar(&o.q.Tenant, "tenant", "", "only of this `tenant`")
-	c.Flags().StringVar(&o.q.SandboxID, "sandbox", "", "only of this sandbox `ID`")
-	pageFlags(c, &o.q.Limit, &o.q.Cursor)
+	c.Flags().StringVar(&q.Tenant, "tenant", "", "only of this `TENANT`")
+	c.Flags().StringVar(&q.SandboxID, "sandbox", "", "only of this sandbox `ID`")
+	pageFlags(c, &q.Limit, &q.Cursor)
 	return c
 }
 
-func creditsLedgerRun(ctx context.Context, o *creditsLedgerOptions) error {
-	return listed(ctx, o.f, view[*api.Entry]{
+func entryView() view[*api.Entry] {
+	return view[*api.Entry]{
 		cols: []string{"TIME", "TENANT", "TYPE", "AMOUNT", "SANDBOX", "NOTE"},
 		wide: []string{"KEY"},
 		row: func(e *api.Entry) []string {
 			return []string{e.At.Local().Format("2006-01-02 15:04:05"), e.Tenant, string(e.Type), e.Amount.String(), e.SandboxID, e.Note, e.Key}
 		},
 		name: func(e *api.Entry) string { return e.Key },
-	}, func(s *session) (*api.List[api.Entry], error) { return s.Entries(ctx, o.q) })
+	}
 }
 
 type auditOptions struct {
@@ -272,22 +207,19 @@ type auditOptions struct {
 	deep bool
 }
 
-func newCmdAudit(f *factory, runF func(context.Context, *auditOptions) error) *cobra.Command {
+func newCmdAudit(f *factory) *cobra.Command {
 	o := &auditOptions{f: f}
 	c := &cobra.Command{
-		Use: "audit", Short: "Compare the database with itself and with every backend",
-		Long: "Compare the database with itself and with what every backend lists. Exits with 10 when something is wrong,\n" +
-			"or could not be checked because a backend does not answer. With --deep all that is kept of portable snapshots is\n" +
-			"read and held against its digests, too, which may take long; interrupt it at any time.",
+		Use: "audit", Short: "Check the database, and compare it with every backend",
+		Long: "Check the database, and compare it with the objects of every backend. Exits with 10 when something is wrong,\n" +
+			"or could not be checked because a backend does not answer. --deep also reads the\n" +
+			"data of all portable snapshots and checks their digests. This may take long; you can interrupt it at any time.",
 		Args: wants(0, 0, "no arguments"),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if runF != nil {
-				return runF(cmd.Context(), o)
-			}
 			return auditRun(cmd.Context(), o)
 		},
 	}
-	c.Flags().BoolVar(&o.deep, "deep", false, "read the content of portable snapshots, too")
+	c.Flags().BoolVar(&o.deep, "deep", false, "also read the content of portable snapshots")
 	return c
 }
 
@@ -301,7 +233,7 @@ func auditRun(ctx context.Context, o *auditOptions) error {
 	defer s.close()
 	audit := s.Audit
 	if o.deep {
-		p.note("reading all that is kept of portable snapshots")
+		p.note("reading the data of all portable snapshots")
 		audit = s.DeepAudit
 	}
 	a, err := audit(ctx)
@@ -338,54 +270,22 @@ func auditRun(ctx context.Context, o *auditOptions) error {
 	return nil
 }
 
-type adoptOptions struct {
-	refOptions
-	adopt api.AdoptSandbox
-}
-
-func newCmdAdopt(f *factory, runF func(context.Context, *adoptOptions) error) *cobra.Command {
-	o := &adoptOptions{refOptions: refOptions{f: f}}
-	var ttl string
-	c := &cobra.Command{
-		Use: "adopt ID", Short: "Make a record anew for a sandbox that the database lost", Args: wants(1, 1, "one sandbox"),
-		Long: "After a restored backup, or lost writes, sandboxes that are younger than the database are kept and listed by\n" +
-			"'sandboxer ls --quarantined'. Adopt one, and it is its tenant's again, with what its stamp says; its time is paid for\n" +
-			"from now on. What has no stamp needs --tenant and --profile. 'sandboxer destroy ID' gets rid of one instead.",
-		RunE: func(cmd *cobra.Command, args []string) error {
-			o.ref = args[0]
-			if ttl != "" {
-				d, err := parseDuration("--ttl", ttl)
-				if err != nil {
-					return err
+func newCmdAccept(f *factory) *cobra.Command {
+	return &cobra.Command{
+		Use: "accept", Short: "Accept a database that went back in time", Args: wants(0, 0, "no arguments"),
+		Long: "After a backup was restored or writes were lost, the server ends and pauses no sandbox on a deadline until this\n" +
+			"command is run. 'sandboxer audit' lists the objects that the database does not know, and the sandboxes that expired by\n" +
+			"their records: extend those that you want to keep; the others end after this command.",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return shown(cmd.Context(), f, statusView(), func(ctx context.Context, s *session) (*api.Status, error) {
+				st, err := s.AcceptDatabase(ctx)
+				if err == nil {
+					f.progress().done("the database is accepted; deadlines count")
 				}
-				o.adopt.TTL = d
-			}
-			if runF != nil {
-				return runF(cmd.Context(), o)
-			}
-			return adoptRun(cmd.Context(), o)
+				return st, err
+			})
 		},
 	}
-	c.Flags().StringVar(&o.adopt.Tenant, "tenant", "", "whose it becomes, if it has no stamp: a `tenant`")
-	c.Flags().StringVar(&o.adopt.Profile, "profile", "", "what it was made from, if it has no stamp: a `profile`")
-	c.Flags().StringVar(&ttl, "ttl", "", "`lifetime` from now; left out, as long as before")
-	_ = c.RegisterFlagCompletionFunc("profile", f.completeProfiles)
-	return c
-}
-
-func adoptRun(ctx context.Context, o *adoptOptions) error {
-	s, err := o.f.connect(ctx)
-	if err != nil {
-		return err
-	}
-	defer s.close()
-	sb, err := s.Adopt(ctx, o.ref, o.adopt)
-	if err != nil {
-		return err
-	}
-	p := o.f.progress()
-	p.done("%s is tenant %s's and expires %s", sb.ID, sb.Tenant, moment(sb.ExpiresAt, until))
-	return printOne(o.f, sb, sandboxID())
 }
 
 type forgetOptions struct {
@@ -394,20 +294,17 @@ type forgetOptions struct {
 	yes  bool
 }
 
-func newCmdForget(f *factory, runF func(context.Context, *forgetOptions) error) *cobra.Command {
+func newCmdForget(f *factory) *cobra.Command {
 	o := &forgetOptions{f: f}
 	c := &cobra.Command{
 		Use: "forget ID…", Short: "Give up sandboxes whose host is gone for good", Args: wants(1, -1, "a sandbox"),
-		Long: "End the record of a sandbox that could not be removed, because its host or machine will never answer again. Nothing is\n" +
-			"removed there: what may remain is printed, kept in the record (cleanup), and named by 'sandboxer audit' until the host\n" +
-			"answers that it is gone. Should the host come back, what is there belongs to no sandbox and is swept. More than one is\n" +
-			"asked about on a terminal; --yes answers.",
+		Long: "End the record of a sandbox that cannot be removed, because its host or machine will never answer again. Nothing is\n" +
+			"removed there. The command prints what may remain and keeps it in the record (cleanup); 'sandboxer audit' lists it\n" +
+			"until the host confirms that it is gone. If the host comes back, its leftovers belong to no sandbox and are removed.\n" +
+			"On a terminal the command asks before it forgets more than one; --yes confirms.",
 		ValidArgsFunction: f.completeSandboxes,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.refs = args
-			if runF != nil {
-				return runF(cmd.Context(), o)
-			}
 			return forgetRun(cmd.Context(), o)
 		},
 	}
@@ -423,9 +320,9 @@ func forgetRun(ctx context.Context, o *forgetOptions) error {
 	defer s.close()
 	if len(o.refs) > 1 && !o.yes {
 		if !o.f.io.inTTY {
-			return invalid("nobody can be asked whether to give them all up").WithHint("add --yes")
+			return invalid("confirmation is needed to give them all up, and stdin is not a terminal").WithHint("add --yes")
 		}
-		ok, err := ask(o.f.io, "Give up %s? What is left on the host stays there.", join(o.refs, ", "))
+		ok, err := ask(o.f.io, "Give up %s? Leftovers on the host stay there.", join(o.refs, ", "))
 		if err != nil {
 			return err
 		}
@@ -440,7 +337,7 @@ func forgetRun(ctx context.Context, o *forgetOptions) error {
 		}
 		if c := sb.Cleanup; c != nil && c.Forgotten {
 			for _, what := range c.Kept {
-				fmt.Fprintf(o.f.io.err, "%s: there may remain: %s\n", sb.ID, clean(what))
+				fmt.Fprintf(o.f.io.err, "%s: these may remain: %s\n", sb.ID, clean(what))
 			}
 		}
 		if err := printOne(o.f, sb, sandboxID()); err != nil {
@@ -450,26 +347,22 @@ func forgetRun(ctx context.Context, o *forgetOptions) error {
 	return nil
 }
 
-func newCmdReconcile(f *factory, runF func(context.Context, *plainOptions) error) *cobra.Command {
-	o := &plainOptions{f}
+func newCmdReconcile(f *factory) *cobra.Command {
 	return &cobra.Command{
 		Use: "reconcile", Aliases: []string{"sweep"}, Short: "Run one pass of the sweep now",
-		Long: "Compare records with backends once and take the steps that are due: end what has expired, finish what was begun,\n" +
-			"remove what no record explains. The server does so every few seconds by itself.",
+		Long: "Compare the records with the backends once and take the steps that are due: end expired sandboxes, finish pending\n" +
+			"work, and remove objects without a record. The server does this every few seconds.",
 		Args: wants(0, 0, "no arguments"),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if runF != nil {
-				return runF(cmd.Context(), o)
-			}
-			return reconcileRun(cmd.Context(), o)
+			return reconcileRun(cmd.Context(), f)
 		},
 	}
 }
 
-func reconcileRun(ctx context.Context, o *plainOptions) error {
-	p := o.f.progress()
+func reconcileRun(ctx context.Context, f *factory) error {
+	p := f.progress()
 	defer p.stop()
-	s, err := o.f.connectOrEmbed(ctx, p)
+	s, err := f.connectOrEmbed(ctx, p)
 	if err != nil {
 		return err
 	}
@@ -478,14 +371,14 @@ func reconcileRun(ctx context.Context, o *plainOptions) error {
 	if err != nil {
 		return err
 	}
-	return printOne(o.f, r, view[*api.Sweep]{
+	return printOne(f, r, view[*api.Sweep]{
 		name: func(*api.Sweep) string { return "" },
 		detail: func(r *api.Sweep) [][2]string {
 			var rows [][2]string
 			for _, x := range []struct {
 				name string
 				n    int
-			}{{"seen", r.Seen}, {"expired", r.Expired}, {"torn down", r.Torndown}, {"adopted", r.Adopted}, {"lost", r.Lost}, {"orphans", r.Orphans}, {"quarantined", r.Quarantined}, {"unconfirmed", r.Unconfirmed}, {"failed", r.Failed}, {"damaged", r.Damaged}} {
+			}{{"seen", r.Seen}, {"expired", r.Expired}, {"torn down", r.Torndown}, {"adopted", r.Adopted}, {"lost", r.Lost}, {"orphans", r.Orphans}, {"quarantined", r.Quarantined}, {"failed", r.Failed}, {"damaged", r.Damaged}} {
 				rows = append(rows, [2]string{x.name, fmt.Sprint(x.n)})
 			}
 			return rows

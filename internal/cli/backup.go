@@ -20,13 +20,13 @@ type backupOptions struct {
 	file string
 }
 
-func newCmdBackup(f *factory, runF func(context.Context, *backupOptions) error) *cobra.Command {
+func newCmdBackup(f *factory) *cobra.Command {
 	o := &backupOptions{f: f}
 	c := &cobra.Command{
 		Use:   "backup [FILE]",
 		Short: "Copy the database of this machine's server into one checked file",
 		Long: "Copy the database of this machine's data directory, in use or not, into one checked file and print its name.\n" +
-			"Without FILE it goes into the data directory, beside the backups that the server makes every hour.",
+			"Without FILE it goes into the data directory, next to the server's hourly backups.",
 		Args: wants(0, 1, "at most one file"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {
@@ -35,13 +35,10 @@ func newCmdBackup(f *factory, runF func(context.Context, *backupOptions) error) 
 					return sandboxer.E(sandboxer.Invalid, err, "%q cannot be made absolute", args[0])
 				}
 			}
-			if runF != nil {
-				return runF(cmd.Context(), o)
-			}
 			return backupRun(cmd.Context(), o)
 		},
 	}
-	c.AddCommand(newCmdBackupRestore(f, nil))
+	c.AddCommand(newCmdBackupRestore(f))
 	return c
 }
 
@@ -64,21 +61,18 @@ func backupRun(ctx context.Context, o *backupOptions) error {
 	return printOne(o.f, &backupInfo{b.File, b.At, b.Size}, view[*backupInfo]{name: func(b *backupInfo) string { return b.File }})
 }
 
-func newCmdBackupRestore(f *factory, runF func(context.Context, *backupOptions) error) *cobra.Command {
+func newCmdBackupRestore(f *factory) *cobra.Command {
 	o := &backupOptions{f: f}
 	return &cobra.Command{
 		Use:   "restore [BACKUP]",
-		Short: "Put a backup of the database in the place of what is there",
-		Long: "Put BACKUP, or the newest one that is whole, in the place of the database of this machine's data directory. What\n" +
-			"stood there is kept beside it. No server may run. Sandboxes made after the backup are not in the restored database:\n" +
-			"the next server quarantines them (sandboxer ls --quarantined).",
+		Short: "Replace the database with a backup",
+		Long: "Replace the database in this machine's data directory with BACKUP, or with the newest complete one. The former database\n" +
+			"is kept next to it. No server may run. Sandboxes made after the backup are not in the restored database:\n" +
+			"the next server quarantines them (sandboxer ls --quarantined). It ends nothing by time until 'sandboxer accept'.",
 		Args: wants(0, 1, "at most one backup"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {
 				o.file = args[0]
-			}
-			if runF != nil {
-				return runF(cmd.Context(), o)
 			}
 			return backupRestoreRun(cmd.Context(), o)
 		},
@@ -99,9 +93,9 @@ func backupRestoreRun(ctx context.Context, o *backupOptions) error {
 	defer p.stop()
 	p.done("restored %s", from)
 	if suffix != "" {
-		p.note("what stood there is kept as %s", filepath.Join(dir, "sandboxer.db"+suffix))
+		p.note("the former database is kept as %s", filepath.Join(dir, "sandboxer.db"+suffix))
 	}
-	p.note("what was made since is kept and can be adopted: sandboxer audit")
+	p.note("objects made since the backup are kept; see them with: sandboxer audit; no deadline counts until an administrator runs: sandboxer accept")
 	return nil
 }
 

@@ -19,16 +19,18 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/api"
+	"github.com/sand-boxer/sandboxer/internal/access"
 	"github.com/sand-boxer/sandboxer/internal/backend"
 	"github.com/sand-boxer/sandboxer/internal/catalog"
 	"github.com/sand-boxer/sandboxer/internal/checkpoint"
 	"github.com/sand-boxer/sandboxer/internal/checkpoint/s3"
 	"github.com/sand-boxer/sandboxer/internal/manager"
+	"github.com/sand-boxer/sandboxer/internal/notes"
 	"github.com/sand-boxer/sandboxer/internal/sqlstore"
 	"github.com/sand-boxer/sandboxer/internal/wholefile"
 )
 
-// brokerConfig says what a broker is put together from.
+// brokerConfig has the parts of a broker.
 type brokerConfig struct {
 	Dir        string     // data directory; only one process at a time may use it
 	Own        []string   // what else on this machine is the server's own, and no sandbox's to see
@@ -45,7 +47,7 @@ type brokerConfig struct {
 	Observe    func(extension, op string, kind sandboxer.Kind, took time.Duration) // may be nil
 }
 
-// broker is the whole program but its edges: database, backends and the manager that
+// broker is the whole program except its edges: database, backends and the manager that
 // rules them. It runs inside serve, and inside run and doctor when no server does.
 type broker struct {
 	manager   *manager.Manager
@@ -61,7 +63,7 @@ type broker struct {
 	cat     *catalog.Catalog // as it was read last
 }
 
-// The files of the data directory beside the database.
+// The files of the data directory next to the database.
 const (
 	ownerFile = "owner" // the installation's name, stamped on everything it makes
 	keyFile   = "key"   // seals environments in the database
@@ -69,27 +71,27 @@ const (
 	vaultDir  = "snapshots"
 )
 
-// What snapshots left behind is removed about once in the store's grace period, and
+// Remains of snapshots are removed about once in the store's grace period, and
 // soon after the start of a server that seldom lives so long; commands that are a
-// broker for a moment leave it alone.
+// broker for a moment leave them alone.
 const (
 	tidyAfter = time.Minute
 	tidyEvery = 24 * time.Hour
 )
 
-// confineProcess gives up what a broker does not need, before there is one. One that cannot
-// works all the same, with more rights than it should have.
+// confineProcess gives up rights that a broker does not need, before there is one. A broker that cannot
+// do that works all the same, with more rights than it should have.
 func (f *factory) confineProcess(log *slog.Logger) {
 	if f.confine == nil {
 		return
 	}
 	if err := f.confine(f.resolved.get("no_new_privileges") != "false"); err != nil {
-		log.Warn("rights that the server does not need cannot be given up", "err", err)
+		log.Warn("cannot drop rights that the server does not need", "err", err)
 	}
 }
 
 // newBroker opens everything and makes the first sweep, which resumes what an
-// earlier process left. Nothing is made before the catalogue is found to be sound.
+// earlier process left unfinished. Nothing is made before the catalogue is found to be valid.
 // Kinds: Invalid for the catalogue's faults, Conflict when another process uses the
 // data directory, and the store's.
 func newBroker(ctx context.Context, cfg brokerConfig) (_ *broker, err error) {
@@ -107,7 +109,7 @@ func newBroker(ctx context.Context, cfg brokerConfig) (_ *broker, err error) {
 		}
 	}()
 	if err := wholefile.Sweep(cfg.Dir); err != nil {
-		cfg.Log.Warn("what a former server was writing stays", "dir", cfg.Dir, "err", err)
+		cfg.Log.Warn("unfinished files of a former server could not be removed", "dir", cfg.Dir, "err", err)
 	}
 	if err := checkComplete(ctx, b.store, cfg.Dir); err != nil {
 		return nil, err
@@ -138,6 +140,7 @@ func newBroker(ctx context.Context, cfg brokerConfig) (_ *broker, err error) {
 		return nil, err
 	}
 	cat.Own = cfg.Own
+	cat.Notes = func(extension, dir string) sandboxer.Notes { return notes.New(dir, extension, seal) }
 	cat.Recorded = func(ctx context.Context, extension string) ([]sandboxer.Handle, error) {
 		return manager.Recorded(ctx, b.store, extension)
 	}
@@ -156,14 +159,14 @@ func newBroker(ctx context.Context, cfg brokerConfig) (_ *broker, err error) {
 	if b.snapshots, err = openSnapshotStore(filepath.Join(cfg.Dir, vaultDir), place); err != nil {
 		return nil, err
 	}
-	var execs, streams manager.AtOnce
+	var execs, streams access.AtOnce
 	if cfg.MaxExecs > 0 {
-		execs = manager.Shares(cfg.MaxExecs)
+		execs = access.Shares(cfg.MaxExecs)
 	}
 	if cfg.MaxStreams > 0 {
-		streams = manager.Shares(cfg.MaxStreams)
+		streams = access.Shares(cfg.MaxStreams)
 	}
-	if b.manager, err = manager.New(b.store, profilesOf(cat), exts, manager.Options{Quotas: cat.Quotas, Execs: execs, Streams: streams, SnapshotStore: b.snapshots, Owner: b.owner, Key: seal, Log: cfg.Log, History: cfg.History, OOMKilled: cfg.OOMKilled, Pooled: cfg.Pooled, Stop: stopTime}); err != nil {
+	if b.manager, err = manager.New(b.store, profilesOf(cat), exts, manager.Options{Quotas: cat.Quotas, Execs: execs, Streams: streams, SnapshotStore: b.snapshots, Owner: b.owner, Key: seal, WentBack: b.store.WentBack(), Log: cfg.Log, History: cfg.History, OOMKilled: cfg.OOMKilled, Pooled: cfg.Pooled, Stop: stopTime}); err != nil {
 		return nil, err
 	}
 	if err := b.manager.Start(ctx); err != nil {
@@ -191,11 +194,11 @@ func (b *broker) bind(ctx context.Context, seal []byte, renewed bool) error {
 	}
 	if file := filepath.Join(b.cfg.Dir, ownerFile); owner != b.owner {
 		return sandboxer.E(sandboxer.Failed, nil, "%s is another installation's: the database was made by %s", file, owner).
-			WithHint("put the database beside the files it was made with, or write the name that it knows: echo %s > %s", owner, file)
+			WithHint("put the database next to the files it was made with, or write the name that it knows: echo %s > %s", owner, file)
 	}
 	file := filepath.Join(b.cfg.Dir, keyFile)
 	if has != check {
-		return sandboxer.E(sandboxer.Failed, nil, "%s is not the key that the database was used with: the environments of sandboxes and snapshots are sealed with another", file).
+		return sandboxer.E(sandboxer.Failed, nil, "%s is not the key that the database was used with: another key seals the environments of sandboxes and snapshots", file).
 			WithHint("put back a copy of it; only if there is none, give those environments up: (umask 077; echo \"new $(openssl rand -hex 32)\" > %s)", file)
 	}
 	if renewed {
@@ -227,9 +230,9 @@ func profilesOf(c *catalog.Catalog) (out []sandboxer.Profile) {
 	return out
 }
 
-// reload reads the catalogue anew and offers its profiles from now on: all of them, or,
-// when anything is wrong, those of before. Extensions stay as they were opened: it says whose
-// file or program changed since. Kind: Invalid with every fault.
+// reload reads the catalogue again and offers its profiles from now on: all of them, or,
+// when anything is wrong, the former ones. Extensions stay as they were opened: the result names those whose
+// file or program has changed since. Kind: Invalid with every fault.
 func (b *broker) reload(ctx context.Context) (api.Reload, error) {
 	b.loading.Lock()
 	defer b.loading.Unlock()
@@ -243,7 +246,7 @@ func (b *broker) reload(ctx context.Context) (api.Reload, error) {
 	refused := func(err error) *sandboxer.Error {
 		e := sandboxer.E(sandboxer.Invalid, err, "nothing was changed: %s", sandboxer.Message(err))
 		if len(r.Restart) > 0 {
-			e = e.WithHint("what changed about %s takes a restart: sandboxer down; sandboxer up", strings.Join(r.Restart, ", "))
+			e = e.WithHint("the changes of %s need a restart: sandboxer down; sandboxer up", strings.Join(r.Restart, ", "))
 		}
 		return e
 	}
@@ -251,7 +254,7 @@ func (b *broker) reload(ctx context.Context) (api.Reload, error) {
 	if err = catalog.Combine(err, said); err != nil {
 		e := refused(err)
 		if said == nil || len(r.Restart) == 0 { // else what is wrong may be that it has not
-			e = e.WithHint("mend the files, then check them: sandboxer profile validate")
+			e = e.WithHint("correct the files, then check them: sandboxer profile validate")
 		}
 		return r, e
 	}
@@ -280,17 +283,17 @@ func (b *broker) reload(ctx context.Context) (api.Reload, error) {
 	}
 	b.manager.SetQuotas(cat.Quotas)
 	r.Quotas = !reflect.DeepEqual(b.cat.Quotas, cat.Quotas)
-	// Of extensions, what is open counts, and not what was read last.
+	// For extensions, the open ones count, and not the files that were read last.
 	b.cat = &catalog.Catalog{Extensions: b.cat.Extensions, Profiles: cat.Profiles, Quotas: cat.Quotas}
-	b.cfg.Log.InfoContext(ctx, "profiles read anew", "added", r.Added, "changed", r.Changed, "removed", r.Removed, "restart", r.Restart, "quotas", r.Quotas)
+	b.cfg.Log.InfoContext(ctx, "profiles reloaded", "added", r.Added, "changed", r.Changed, "removed", r.Removed, "restart", r.Restart, "quotas", r.Quotas)
 	return r, nil
 }
 
-// stopTime is how long work may take to stop that a hung backend keeps. It leaves time, of
-// what a server has to stop (stopsWithin), for requests before and for closing afterwards.
+// stopTime is how long work that a hung backend holds up may take to stop. Of the time that a
+// server has to stop (stopsWithin), it leaves some for requests before and for closing afterwards.
 const stopTime = 1500 * time.Millisecond
 
-// Close stops all work and lets go of everything; sandboxes live on.
+// Close stops all work and closes everything; sandboxes live on.
 func (b *broker) Close() error {
 	var errs []error
 	if b.tidied != nil {
@@ -317,8 +320,8 @@ func (b *broker) Close() error {
 }
 
 // checkComplete refuses a database that was used and has lost one of the files that were
-// made with it, or was put beside another installation's. Made anew they would cut every
-// sandbox off: unknown to its backend, its environment sealed for good.
+// made with it, or was put next to another installation's. New files would lose all
+// sandboxes: their backend would not know them, and their environment would stay sealed for good.
 func checkComplete(ctx context.Context, store *sqlstore.Store, dir string) error {
 	events, err := store.Events(ctx, sandboxer.EventQuery{Limit: 1})
 	if err != nil {
@@ -345,30 +348,30 @@ func checkComplete(ctx context.Context, store *sqlstore.Store, dir string) error
 	file := filepath.Join(dir, ownerFile)
 	switch have, err := os.ReadFile(file); {
 	case errors.Is(err, fs.ErrNotExist) && name != "":
-		return sandboxer.E(sandboxer.Failed, err, "%s is missing, by whose content the backends know this installation's sandboxes; the database says that it was %s", file, name).
+		return sandboxer.E(sandboxer.Failed, err, "%s is missing: backends identify this installation's sandboxes by its content; according to the database it was %s", file, name).
 			WithHint("write it again: echo %s > %s", name, file)
 	case errors.Is(err, fs.ErrNotExist):
-		return sandboxer.E(sandboxer.Failed, err, "%s is missing, by whose content the backends know this installation's sandboxes", file).
+		return sandboxer.E(sandboxer.Failed, err, "%s is missing: backends identify this installation's sandboxes by its content", file).
 			WithHint("put back a copy of it; the backends show the name, 8 characters, on what it made: sbx-NAME-…")
 	case err == nil && name != "" && strings.TrimSpace(string(have)) != name && sandboxer.CheckID(strings.TrimSpace(string(have))) == nil:
 		return sandboxer.E(sandboxer.Failed, nil, "%s is another installation's: the sandboxes in the database were made by %s", file, name).
-			WithHint("put the database beside the files it was made with, or write the name that it knows: echo %s > %s", name, file)
+			WithHint("put the database next to the files it was made with, or write the name that it knows: echo %s > %s", name, file)
 	}
 	file = filepath.Join(dir, keyFile)
 	if _, err := os.Lstat(file); errors.Is(err, fs.ErrNotExist) {
-		return sandboxer.E(sandboxer.Failed, err, "%s is missing, which the environments of sandboxes and snapshots in the database are sealed with", file).
+		return sandboxer.E(sandboxer.Failed, err, "%s is missing: this key seals the environments of sandboxes and snapshots in the database", file).
 			WithHint("put back a copy of it; only if there is none, give those environments up with a new one: (umask 077; echo \"new $(openssl rand -hex 32)\" > %s)", file)
 	}
 	file = filepath.Join(dir, vaultDir, checkpoint.KeyFile)
 	if _, err := os.Lstat(file); errors.Is(err, fs.ErrNotExist) && len(snapshots) > 0 {
-		return sandboxer.E(sandboxer.Failed, err, "%s is missing, which the portable snapshots of this installation are signed with", file).
+		return sandboxer.E(sandboxer.Failed, err, "%s is missing: this key signs the portable snapshots of this installation", file).
 			WithHint("put back a copy of it; only if there is none, give those snapshots up with a new one: (umask 077; openssl genpkey -algorithm ed25519 > %s)", file)
 	}
 	return nil
 }
 
-// keep returns the content of a private file, which is made on first use. A crash
-// leaves the whole file or none.
+// keep returns the content of a private file, which is made on first use. After a crash
+// the file is complete or missing.
 func keep(name string, fresh func() []byte) ([]byte, error) {
 	b, err := os.ReadFile(name)
 	if err == nil || !errors.Is(err, fs.ErrNotExist) {

@@ -10,12 +10,7 @@ import (
 )
 
 func newCmdCache(f *factory) *cobra.Command {
-	return newGroup("cache", "What is kept between sandboxes, such as layers of built images: list and remove it", []string{"caches"}, newCmdCacheLs(f, nil), newCmdCachePrune(f, nil))
-}
-
-type cacheOptions struct {
-	f    *factory
-	host string
+	return newGroup("cache", "Caches of extensions, such as layers of built images: list and remove them", []string{"caches"}, newCmdCacheLs(f), newCmdCachePrune(f))
 }
 
 func cacheView() view[*api.Cache] {
@@ -28,66 +23,50 @@ func cacheView() view[*api.Cache] {
 	}
 }
 
-func newCmdCacheLs(f *factory, runF func(context.Context, *cacheOptions) error) *cobra.Command {
-	o := &cacheOptions{f: f}
+func newCmdCacheLs(f *factory) *cobra.Command {
+	var host string
 	c := &cobra.Command{
-		Use: "ls", Aliases: []string{"list"}, Short: "List what is kept between sandboxes", Args: wants(0, 0, "no arguments"),
-		Long: "List what extensions keep between sandboxes to make later ones faster: on hosts, the layers of images that were built there.\n" +
-			"Each tenant has its own. SIZE counts what a layer is based on with it, as the bound (build_cache) does.",
+		Use: "ls", Aliases: []string{"list"}, Short: "List the caches that extensions keep", Args: wants(0, 0, "no arguments"),
+		Long: "List the caches that extensions keep to make later sandboxes faster: on hosts, the layers of images that were built there.\n" +
+			"Each tenant has its own. SIZE of a layer includes the layers below it, as in the limit (build_cache).",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if runF != nil {
-				return runF(cmd.Context(), o)
-			}
-			return cacheLsRun(cmd.Context(), o)
+			return cachesRun(cmd.Context(), f, host, (*api.Client).Caches)
 		},
 	}
-	c.Flags().StringVar(&o.host, "host", "", "only of this `host`")
+	c.Flags().StringVar(&host, "host", "", "only on this `HOST`")
 	return c
 }
 
-func cacheLsRun(ctx context.Context, o *cacheOptions) error {
-	return cachesRun(ctx, o, (*api.Client).Caches)
-}
-
-func newCmdCachePrune(f *factory, runF func(context.Context, *cacheOptions) error) *cobra.Command {
-	o := &cacheOptions{f: f}
+func newCmdCachePrune(f *factory) *cobra.Command {
+	var host string
 	c := &cobra.Command{
-		Use: "prune", Short: "Remove what is kept between sandboxes", Args: wants(0, 0, "no arguments"),
-		Long: "Remove what extensions keep between sandboxes, and list what was removed. The next builds begin from nothing. What is in use\n" +
-			"at that moment stays; what hosts have of others is not touched.",
+		Use: "prune", Short: "Remove the caches that extensions keep", Args: wants(0, 0, "no arguments"),
+		Long: "Remove the caches that extensions keep, and list them. The next builds start without a cache. Caches in use stay;\n" +
+			"data of others on the hosts is not touched.",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if runF != nil {
-				return runF(cmd.Context(), o)
-			}
-			return cachePruneRun(cmd.Context(), o)
+			return cachesRun(cmd.Context(), f, host, (*api.Client).PruneCaches)
 		},
 	}
-	c.Flags().StringVar(&o.host, "host", "", "only of this `host`")
+	c.Flags().StringVar(&host, "host", "", "only on this `HOST`")
 	return c
 }
 
-func cachePruneRun(ctx context.Context, o *cacheOptions) error {
-	return cachesRun(ctx, o, (*api.Client).PruneCaches)
-}
-
-func cachesRun(ctx context.Context, o *cacheOptions, call func(*api.Client, context.Context, string) (*api.Caches, error)) error {
-	p := o.f.progress()
+// cachesRun lists the caches that call returns: all, or those that it removed.
+func cachesRun(ctx context.Context, f *factory, host string, call func(*api.Client, context.Context, string) (*api.Caches, error)) error {
+	p := f.progress()
 	defer p.stop()
-	s, err := o.f.connectOrEmbed(ctx, p)
+	s, err := f.connectOrEmbed(ctx, p)
 	if err != nil {
 		return err
 	}
 	defer s.close()
-	got, err := call(s.Client, ctx, o.host)
+	got, err := call(s.Client, ctx, host)
 	if err != nil {
 		return err
 	}
 	p.stop()
-	l := &api.List[*api.Cache]{SchemaVersion: api.SchemaVersion, Items: []*api.Cache{}}
-	for i := range got.Items {
-		l.Items = append(l.Items, &got.Items[i])
-	}
-	if err := printList(o.f, l, cacheView()); err != nil {
+	l := pointers(&api.List[api.Cache]{SchemaVersion: api.SchemaVersion, Items: got.Items})
+	if err := printList(f, l, cacheView()); err != nil {
 		return err
 	}
 	if got.Problem != "" {

@@ -5,8 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -20,7 +18,7 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/suggest"
 )
 
-// catalogOptions are those of commands about the catalogue.
+// catalogOptions are the options of commands about the catalogue.
 type catalogOptions struct {
 	f     *factory
 	kind  string // catalog.KindProfile or KindExtension
@@ -28,28 +26,23 @@ type catalogOptions struct {
 	files []string
 }
 
-type catalogRun = func(context.Context, *catalogOptions) error
-
 func newCmdProfile(f *factory) *cobra.Command {
-	return newGroup("profile", "Offers to users: list, check and write them", []string{"profiles"},
-		newCmdCatalogLs(f, catalog.KindProfile, nil), newCmdCatalogShow(f, catalog.KindProfile, nil),
-		newCmdCatalogValidate(f, catalog.KindProfile, nil), newCmdProfileInit(f, nil), newCmdProfileSchema(f))
+	return newGroup("profile", "Kinds of sandbox that users can create: list, check and write them", []string{"profiles"},
+		newCmdCatalogLs(f, catalog.KindProfile), newCmdCatalogShow(f, catalog.KindProfile),
+		newCmdCatalogValidate(f, catalog.KindProfile), newCmdProfileInit(f), newCmdProfileSchema(f))
 }
 
 func newCmdExtension(f *factory) *cobra.Command {
 	return newGroup("extension", "Configured backends: list, check and probe them", []string{"ext", "extensions"},
-		newCmdCatalogLs(f, catalog.KindExtension, nil), newCmdCatalogShow(f, catalog.KindExtension, nil),
-		newCmdCatalogValidate(f, catalog.KindExtension, nil), newCmdExtensionProbe(f, nil), newCmdExtensionNew(f, nil), newCmdExtensionTest(f, nil))
+		newCmdCatalogLs(f, catalog.KindExtension), newCmdCatalogShow(f, catalog.KindExtension),
+		newCmdCatalogValidate(f, catalog.KindExtension), newCmdExtensionProbe(f), newCmdExtensionNew(f), newCmdExtensionTest(f), newCmdExtensionServeScript(f))
 }
 
-func newCmdCatalogLs(f *factory, kind string, runF catalogRun) *cobra.Command {
+func newCmdCatalogLs(f *factory, kind string) *cobra.Command {
 	o := &catalogOptions{f: f, kind: kind}
 	return &cobra.Command{
-		Use: "ls", Aliases: []string{"list"}, Short: "List the " + kind + "s, of the server or else of this machine's files", Args: wants(0, 0, "no arguments"),
+		Use: "ls", Aliases: []string{"list"}, Short: "List the " + kind + "s of the server, or of this machine's files if none runs", Args: wants(0, 0, "no arguments"),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if runF != nil {
-				return runF(cmd.Context(), o)
-			}
 			return catalogLsRun(cmd.Context(), o)
 		},
 	}
@@ -98,7 +91,7 @@ func countText(n int) string {
 	return strconv.Itoa(n)
 }
 
-// readyText is what has to be answered before a sandbox is given away.
+// readyText describes the check that a sandbox must pass before its user gets it.
 func readyText(r *api.ReadyCheck) string {
 	if r == nil {
 		return ""
@@ -177,8 +170,8 @@ func alternatives(inputs []sandboxer.Input, group string) (names []string) {
 	return names
 }
 
-// ofServer reports whether to ask a server about the catalogue. Without one this
-// machine's files tell, as far as files can.
+// ofServer reports whether to ask a server about the catalogue. Without one the
+// answer comes from this machine's files, as far as they can give it.
 func (o *catalogOptions) ofServer(ctx context.Context) (*session, error) {
 	ok, err := o.f.running(ctx)
 	if err != nil || !ok {
@@ -188,7 +181,7 @@ func (o *catalogOptions) ofServer(ctx context.Context) (*session, error) {
 }
 
 // unread is err with a hint if a server of this machine does not know the profile, and a
-// file of this machine has it: the server has not read that yet, or could not.
+// file of this machine has it: the server has not read that file yet, or could not.
 func (f *factory) unread(ctx context.Context, s *session, name string, err error) error {
 	kind := sandboxer.KindOf(err)
 	if name == "" || !s.local || s.inProcess || kind != sandboxer.Invalid && kind != sandboxer.NotFound {
@@ -200,7 +193,7 @@ func (f *factory) unread(ctx context.Context, s *session, name string, err error
 	c, lerr := f.catalog()
 	if p, perr := c.Profile(name); perr == nil {
 		return sandboxer.E(kind, err, "%s; %s has it, which the server has not read yet", sandboxer.Message(err), p.Origin.File).
-			WithHint("let it: sandboxer reload")
+			WithHint("let the server read it: sandboxer reload")
 	}
 	var faults catalog.Faults
 	if errors.As(lerr, &faults) {
@@ -213,8 +206,8 @@ func (f *factory) unread(ctx context.Context, s *session, name string, err error
 	return err
 }
 
-// unreadNote tells which of this machine's profiles the server of this machine has
-// otherwise, or not at all.
+// unreadNote names the profiles of this machine that its server has in another form, or
+// does not have.
 func (f *factory) unreadNote(s *session, served []api.Profile) {
 	if !s.local || s.inProcess {
 		return
@@ -235,11 +228,11 @@ func (f *factory) unreadNote(s *session, served []api.Profile) {
 		}
 	}
 	if len(other) > 0 {
-		f.progress().note("the server has not read what the files say now of %s; let it: sandboxer reload", strings.Join(other, ", "))
+		f.progress().note("the server has not read the present files of %s; let it read them: sandboxer reload", strings.Join(other, ", "))
 	}
 }
 
-// load reads this machine's catalogue, all of which must be sound.
+// load reads this machine's catalogue, which must be valid.
 func (o *catalogOptions) load() (*catalog.Catalog, error) {
 	return o.f.catalog()
 }
@@ -282,15 +275,12 @@ func catalogLsRun(ctx context.Context, o *catalogOptions) error {
 	return printList(o.f, pointers(exts), extensionView())
 }
 
-func newCmdCatalogShow(f *factory, kind string, runF catalogRun) *cobra.Command {
+func newCmdCatalogShow(f *factory, kind string) *cobra.Command {
 	o := &catalogOptions{f: f, kind: kind}
 	c := &cobra.Command{
 		Use: "show " + strings.ToUpper(kind), Aliases: []string{"get"}, Short: "Show one " + kind, Args: wants(1, 1, "the ID of one "+kind),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.name = args[0]
-			if runF != nil {
-				return runF(cmd.Context(), o)
-			}
 			return catalogShowRun(cmd.Context(), o)
 		},
 	}
@@ -353,18 +343,15 @@ func catalogShowRun(ctx context.Context, o *catalogOptions) error {
 	return printOne(o.f, &info, extensionView())
 }
 
-func newCmdCatalogValidate(f *factory, kind string, runF catalogRun) *cobra.Command {
+func newCmdCatalogValidate(f *factory, kind string) *cobra.Command {
 	o := &catalogOptions{f: f, kind: kind}
 	return &cobra.Command{
 		Use:   "validate [FILE…]",
-		Short: "Check the catalogue's files, or further ones together with them",
-		Long: "Read every extension and profile of this machine, and the FILEs if any, and report all faults with their places.\n" +
-			"Nothing is started and no server is asked.",
+		Short: "Check the catalogue's files, and further ones",
+		Long: "Read every extension and profile of this machine, and the FILEs if any, and report all faults with file and line.\n" +
+			"This starts nothing and needs no server.",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.files = args
-			if runF != nil {
-				return runF(cmd.Context(), o)
-			}
 			return catalogValidateRun(cmd.Context(), o)
 		},
 	}
@@ -385,7 +372,7 @@ func catalogValidateRun(_ context.Context, o *catalogOptions) error {
 		return &exitError{kinds[sandboxer.Invalid].exit, nil}
 	}
 	if errors.As(err, &faults) {
-		// The files' own words are the result, with nothing before them.
+		// The text about the files is the result, with nothing before it.
 		fmt.Fprintln(o.f.io.err, cleanLines(faults.Error()))
 		return &exitError{kinds[sandboxer.Invalid].exit, nil}
 	}
@@ -393,69 +380,11 @@ func catalogValidateRun(_ context.Context, o *catalogOptions) error {
 		return err
 	}
 	if o.f.format() == "table" || o.f.format() == "wide" {
-		fmt.Fprintf(o.f.io.out, "%d extensions and %d profiles are sound\n", len(c.Extensions), len(c.Profiles))
+		fmt.Fprintf(o.f.io.out, "%d extensions and %d profiles are valid\n", len(c.Extensions), len(c.Profiles))
 		return nil
 	}
 	return printList(o.f, &api.List[catalog.Fault]{SchemaVersion: api.SchemaVersion, Items: []catalog.Fault{}},
 		view[catalog.Fault]{name: func(x catalog.Fault) string { return x.File }})
-}
-
-type profileInitOptions struct {
-	f               *factory
-	name, extension string
-	out             string
-}
-
-func newCmdProfileInit(f *factory, runF func(context.Context, *profileInitOptions) error) *cobra.Command {
-	o := &profileInitOptions{f: f}
-	c := &cobra.Command{
-		Use: "init NAME", Short: "Write a starter profile, every line explained", Args: wants(1, 1, "the name of the new profile"),
-		ValidArgsFunction: cobra.NoFileCompletions,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			o.name = args[0]
-			if runF != nil {
-				return runF(cmd.Context(), o)
-			}
-			return profileInitRun(cmd.Context(), o)
-		},
-	}
-	c.Flags().StringVar(&o.extension, "extension", "ext.local", "the `extension` it is on")
-	c.Flags().StringVar(&o.out, "write", "", "write it to this `file`, which must not exist, instead of stdout")
-	_ = c.RegisterFlagCompletionFunc("extension", f.completeExtensions)
-	return c
-}
-
-func profileInitRun(_ context.Context, o *profileInitOptions) error {
-	// A fault elsewhere must not keep anybody from beginning a new file.
-	c, err := o.f.catalog()
-	if err != nil && catalog.FaultsOf(err) == nil {
-		return err
-	}
-	e, err := c.Extension(o.extension)
-	if err != nil {
-		return err
-	}
-	var b strings.Builder
-	if err := catalog.Init(&b, o.name, e); err != nil {
-		return err
-	}
-	if o.out == "" {
-		_, err := fmt.Fprint(o.f.io.out, b.String())
-		return err
-	}
-	w, err := os.OpenFile(o.out, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
-	if errors.Is(err, fs.ErrExist) {
-		return sandboxer.E(sandboxer.Conflict, nil, "%s exists", o.out).WithHint("choose another name, or remove it first")
-	}
-	if err != nil {
-		return sandboxer.E(sandboxer.Invalid, err, "%s cannot be written", o.out)
-	}
-	_, err = w.WriteString(b.String())
-	if err = errors.Join(err, w.Close()); err != nil {
-		return sandboxer.E(sandboxer.Unavailable, err, "%s cannot be written", o.out)
-	}
-	o.f.progress().done("wrote %s; check it with: sandboxer profile validate %s", o.out, filepath.Clean(o.out))
-	return nil
 }
 
 func newCmdProfileSchema(f *factory) *cobra.Command {
@@ -471,16 +400,13 @@ func newCmdProfileSchema(f *factory) *cobra.Command {
 	}
 }
 
-func newCmdExtensionProbe(f *factory, runF catalogRun) *cobra.Command {
+func newCmdExtensionProbe(f *factory) *cobra.Command {
 	o := &catalogOptions{f: f, kind: catalog.KindExtension}
 	return &cobra.Command{
-		Use: "probe EXTENSION", Short: "Ask a backend whether it works and what it can take", Args: wants(1, 1, "the ID of one extension"),
+		Use: "probe EXTENSION", Short: "Check whether a backend works and how many sandboxes it can take", Args: wants(1, 1, "the ID of one extension"),
 		ValidArgsFunction: f.completeExtensions,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.name = args[0]
-			if runF != nil {
-				return runF(cmd.Context(), o)
-			}
 			return extensionProbeRun(cmd.Context(), o)
 		},
 	}
@@ -503,7 +429,7 @@ func extensionProbeRun(ctx context.Context, o *catalogOptions) error {
 		detail: func(of *api.HostCapacity) [][2]string {
 			free := fmt.Sprintf("%d", of.Free)
 			if of.Free < 0 {
-				free = "not bounded by a number"
+				free = "no fixed number"
 			}
 			return [][2]string{{"extension", catalog.ExtensionID(o.name)}, {"free", free}, {"hosts", strings.Join(of.Hosts, ", ")}, {"attributes", pairs(of.Attrs)}}
 		},

@@ -1,8 +1,10 @@
 // Package cli is the command line and the composition root: it alone knows every
 // part of the program and puts them together (broker.go). A command is two
 // functions: newCmdX reads and checks flags into options, xRun does the work and
-// knows nothing of flags. Commands talk to a server through package api's client;
-// run and doctor bring up a broker in their own process when no server runs.
+// knows nothing of flags. If the work is one call of the server, newCmdX makes it,
+// with shown (one value) or listed (a list). Commands talk to a server through package
+// api's client; run and doctor start a broker in their own process when no server
+// runs.
 //
 // Results go to stdout; everything for people (progress, hints, errors) goes to
 // stderr. Exit codes are in errors.go.
@@ -10,12 +12,15 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"os/signal"
+	"runtime"
 	"runtime/debug"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 
@@ -33,7 +38,7 @@ func Main() int {
 	return program{adapters: adapters.All(), builtin: sandboxer.Builtin, confine: confine.Process}.main()
 }
 
-// A program is what differs between the real one and the one under test.
+// A program has the differences between the real one and the one under test.
 type program struct {
 	adapters []sandboxer.Adapter
 	builtin  fs.FS                            // the catalogue that every installation starts from
@@ -50,8 +55,8 @@ func (p program) main() int {
 	return f.report(cmd, err)
 }
 
-// factory is what commands are made with: the streams, the environment, and what
-// follows from the global flags, worked out when first needed.
+// factory is the context of all commands: the streams, the environment, and what
+// follows from the global flags, computed when first needed.
 type factory struct {
 	program
 	io    *streams
@@ -76,8 +81,8 @@ const (
 func newCmdRoot(f *factory) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "sandboxer",
-		Short: "Create, use and destroy sandboxes, wherever they run",
-		Long: "sandboxer creates sandboxes on any configured backend, gives you a way in, and destroys them when their time is over.\n\n" +
+		Short: "Create, use and destroy sandboxes on any backend",
+		Long: "sandboxer creates sandboxes on any configured backend, gives you access to them, and destroys them when they expire.\n\n" +
 			"Try it:  sandboxer run --input repo=. -- ls -l",
 		Args:          noCommand,
 		SilenceErrors: true, SilenceUsage: true,
@@ -89,7 +94,7 @@ func newCmdRoot(f *factory) *cobra.Command {
 		},
 		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
 			if cmd.Annotations[ownSignals] == "" {
-				// The first interrupt ends the work in order, the second at once.
+				// The first interrupt lets the work end properly, the second ends it at once.
 				ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 				context.AfterFunc(ctx, stop)
 				cmd.SetContext(ctx)
@@ -98,6 +103,9 @@ func newCmdRoot(f *factory) *cobra.Command {
 		},
 	}
 	f.root = root
+	v := versionInfo{version(), runtime.Version(), runtime.GOOS, runtime.GOARCH}
+	root.Version = v.String() // the library's -v and --version
+	root.SetVersionTemplate("{{.Version}}\n")
 	root.SetOut(f.io.out)
 	root.SetErr(f.io.err)
 	root.SetIn(f.io.in)
@@ -106,28 +114,31 @@ func newCmdRoot(f *factory) *cobra.Command {
 		if near := nearestFlag(cmd, err); near != "" {
 			hint = fmt.Sprintf("did you mean %q? ", near) + hint
 		}
-		if strings.HasPrefix(err.Error(), "unknown") && cmd.Annotations[guestCommand] != "" {
+		other := otherTools[strings.TrimPrefix(err.Error(), "unknown flag: --")]
+		if other != "" {
+			hint = other
+		} else if strings.HasPrefix(err.Error(), "unknown") && cmd.Annotations[guestCommand] != "" {
 			hint = "put -- before the command and its flags; see: " + cmd.CommandPath() + " --help"
 		}
-		return sandboxer.E(sandboxer.Invalid, nil, "%s", err).WithHint("%s", hint)
+		return sandboxer.E(sandboxer.Invalid, nil, "%s", flagError(err)).WithHint("%s", hint)
 	})
 	fl := root.PersistentFlags()
-	fl.StringVar(&f.flags.tlsCA, "tls-ca", "", "PEM `file` with authorities to trust for an https URL, beside the system's (SANDBOXER_TLS_CA)")
-	fl.StringVar(&f.flags.url, "url", "", "server `address`: unix:///path, http://host:port or https://host (SANDBOXER_URL)")
-	fl.StringVar(&f.flags.dataDir, "data-dir", "", "data `directory` of the server on this machine (SANDBOXER_DATA_DIR)")
-	fl.StringVar(&f.flags.configDir, "config-dir", "", "further `directory` with config.yaml, extensions and profiles (SANDBOXER_CONFIG_DIR)")
-	fl.StringVarP(&f.flags.output, "output", "o", "", "output `format`: "+strings.Join(formats, ", ")+" (SANDBOXER_OUTPUT)")
+	fl.StringVar(&f.flags.tlsCA, "tls-ca", "", "PEM `FILE` with further authorities to trust for an https URL (SANDBOXER_TLS_CA)")
+	fl.StringVar(&f.flags.url, "url", "", "server `ADDRESS`: unix:///path, http://host:port or https://host (SANDBOXER_URL)")
+	fl.StringVar(&f.flags.dataDir, "data-dir", "", "data `DIR` of the server on this machine (SANDBOXER_DATA_DIR)")
+	fl.StringVar(&f.flags.configDir, "config-dir", "", "further `DIR` with config.yaml, extensions and profiles (SANDBOXER_CONFIG_DIR)")
+	fl.StringVarP(&f.flags.output, "output", "o", "", "output `FORMAT`: "+strings.Join(formats, ", ")+" (SANDBOXER_OUTPUT)")
 	fl.BoolVar(&f.flags.json, "json", false, "the same as -o json")
 	fl.BoolVarP(&f.flags.quiet, "quiet", "q", false, "only IDs on stdout, no progress on stderr")
-	fl.StringVar(&f.flags.progress, "progress", "", "progress on stderr: "+strings.Join(progressModes, ", ")+" (SANDBOXER_PROGRESS)")
-	fl.StringVar(&f.flags.logLevel, "log-level", "", "log of a broker in this process: debug, info, warn or error (SANDBOXER_LOG_LEVEL)")
+	fl.StringVar(&f.flags.progress, "progress", "", "`KIND` of progress on stderr: "+strings.Join(progressModes, ", ")+" (SANDBOXER_PROGRESS)")
+	fl.StringVar(&f.flags.logLevel, "log-level", "", "`LEVEL` of the log of a broker in this process: debug, info, warn or error (SANDBOXER_LOG_LEVEL)")
 	complete(root, "output", formats...)
 	complete(root, "progress", progressModes...)
 	complete(root, "log-level", logLevels...)
 
 	root.AddGroup(
 		&cobra.Group{ID: "sandbox", Title: "Sandboxes:"},
-		&cobra.Group{ID: "offer", Title: "What there is:"},
+		&cobra.Group{ID: "offer", Title: "Catalogue:"},
 		&cobra.Group{ID: "admin", Title: "Administration:"},
 		&cobra.Group{ID: "server", Title: "Server and machine:"},
 	)
@@ -137,14 +148,14 @@ func newCmdRoot(f *factory) *cobra.Command {
 			root.AddCommand(c)
 		}
 	}
-	add("sandbox", newCmdRun(f, nil), newCmdCreate(f, nil), newCmdPlan(f, nil), newCmdLs(f, nil), newCmdGet(f, nil), newCmdWait(f, nil),
-		newCmdExec(f, nil), newCmdShell(f, nil), newCmdCp(f, nil), newCmdFiles(f), newCmdPort(f), newCmdNetwork(f), newCmdStats(f, nil),
-		newCmdEvents(f, nil), newCmdExtend(f, nil), newCmdPause(f, nil), newCmdResume(f, nil), newCmdSnapshot(f),
-		newCmdRestore(f, nil), newCmdFork(f, nil), newCmdDestroy(f, nil))
+	add("sandbox", newCmdRun(f, runRun), newCmdCreate(f, createRun), newCmdPlan(f, planRun), newCmdLs(f), newCmdGet(f), newCmdWait(f),
+		newCmdExec(f, execRun), newCmdShell(f), newCmdCp(f), newCmdFiles(f), newCmdPort(f), newCmdNetwork(f), newCmdStats(f),
+		newCmdEvents(f), newCmdExtend(f, extendRun), newCmdPause(f, pauseRun), newCmdResume(f, resumeRun), newCmdSnapshot(f),
+		newCmdRestore(f, restoreRun), newCmdFork(f, forkRun), newCmdDestroy(f))
 	add("offer", newCmdProfile(f), newCmdExtension(f), newCmdPool(f), newCmdHost(f), newCmdCache(f))
-	add("admin", newCmdKey(f), newCmdCredits(f), newCmdQuota(f, nil), newCmdAudit(f, nil), newCmdAdopt(f, nil), newCmdForget(f, nil), newCmdReconcile(f, nil), newCmdBackup(f, nil))
-	add("server", newCmdServe(f, nil), newCmdUp(f, nil), newCmdDown(f, nil), newCmdReload(f, nil), newCmdStatus(f, nil), newCmdDoctor(f, nil), newCmdBench(f, nil),
-		newCmdConfig(f), newCmdVersion(f, nil))
+	add("admin", newCmdKey(f), newCmdCredits(f), newCmdQuota(f), newCmdAudit(f), newCmdAccept(f), newCmdForget(f), newCmdReconcile(f), newCmdBackup(f))
+	add("server", newCmdServe(f), newCmdUp(f), newCmdDown(f), newCmdReload(f), newCmdStatus(f), newCmdDoctor(f), newCmdBench(f),
+		newCmdConfig(f), newCmdVersion(f))
 	root.SetHelpCommand(newCmdHelp())
 	root.SetHelpCommandGroupID("server")
 	root.SetCompletionCommandGroupID("server")
@@ -178,7 +189,7 @@ func noCommand(cmd *cobra.Command, args []string) error {
 	return e.WithHint("see: %s --help", cmd.CommandPath())
 }
 
-// nearestCommand is the subcommand that somebody meant who typed word: the one that
+// nearestCommand is the subcommand that a user who typed word meant: the one that
 // other tools call so, or else the one with the most similar name.
 func nearestCommand(cmd *cobra.Command, word string) string {
 	var names []string
@@ -198,7 +209,7 @@ func nearestCommand(cmd *cobra.Command, word string) string {
 	return of[suggest.Nearest(word, names)]
 }
 
-// newCmdHelp is help as a command. The library's answers a word that is no command with
+// newCmdHelp is help as a command. The library's answers an unknown command with
 // the help of everything, and with success.
 func newCmdHelp() *cobra.Command {
 	return &cobra.Command{
@@ -231,8 +242,8 @@ func newCmdHelp() *cobra.Command {
 }
 
 // wants checks the number of arguments, naming them as the usage line does. most < 0
-// means any number. An empty argument is none: a variable of a script that is not set,
-// mostly.
+// means any number. An empty argument counts as missing: mostly it is an unset variable of
+// a script.
 func wants(least, most int, what string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if slices.Contains(args, "") {
@@ -250,7 +261,36 @@ func wants(least, most int, what string) cobra.PositionalArgs {
 	}
 }
 
-// nearestFlag is the flag that was meant where err says that there is none of a name.
+// otherTools are flags of similar tools that no command here has, with the equivalent here.
+var otherTools = map[string]string{
+	"gpus":    "a profile asks for GPUs, with gpus in its limits; see: sandboxer profile ls",
+	"rm":      "leave it out: a sandbox of run is destroyed at its end",
+	"detach":  "create the sandbox: sandboxer create; then run the command in it: sandboxer exec ID -- CMD…",
+	"volume":  "write --mount SRC:DST, or copy the files in: sandboxer cp",
+	"publish": "forward a port of the sandbox: sandboxer port forward ID PORT",
+	"timeout": "run the command under timeout: sandboxer run -- timeout 60 true",
+}
+
+// flagError says what is wrong with the value of a flag. The library quotes the function of Go that refused a number.
+func flagError(err error) string {
+	bad, ok := errors.AsType[*pflag.InvalidValueError](err)
+	num, is := errors.AsType[*strconv.NumError](err)
+	if !ok || !is {
+		return err.Error()
+	}
+	what := "is not a whole number"
+	switch {
+	case num.Func == "ParseBool":
+		what = "is neither true nor false"
+	case num.Func == "ParseFloat":
+		what = "is not a number"
+	case errors.Is(err, strconv.ErrRange):
+		what = "is out of range"
+	}
+	return fmt.Sprintf("--%s: %q %s", bad.GetFlag().Name, bad.GetValue(), what)
+}
+
+// nearestFlag is the flag that the user meant, if err says that a flag does not exist.
 func nearestFlag(cmd *cobra.Command, err error) string {
 	name, ok := strings.CutPrefix(err.Error(), "unknown flag: --")
 	if !ok {

@@ -23,6 +23,33 @@ func (f *factory) completeSandbox(cmd *cobra.Command, args []string, toComplete 
 }
 
 func (f *factory) completeSandboxes(_ *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	return completeOf(f, args, func(ctx context.Context, s *session) (*api.List[api.Sandbox], error) {
+		return s.List(ctx, api.SandboxQuery{})
+	},
+		func(sb api.Sandbox) (id, name, about string) {
+			return sb.ID, sb.Name, sb.Profile + ", " + string(sb.State)
+		})
+}
+
+func (f *factory) completeSnapshot(cmd *cobra.Command, args []string, toComplete string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	if len(args) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	return f.completeSnapshots(cmd, args, toComplete)
+}
+
+func (f *factory) completeSnapshots(_ *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	return completeOf(f, args, func(ctx context.Context, s *session) (*api.List[api.Snapshot], error) {
+		return s.Snapshots(ctx, api.SnapshotQuery{})
+	},
+		func(sn api.Snapshot) (id, name, about string) {
+			return sn.ID, sn.Name, string(sn.Kind) + " of " + sn.SandboxID
+		})
+}
+
+// completeOf offers the IDs and names of a list of the server, without those that are typed already.
+func completeOf[T any](f *factory, typed []string, get func(context.Context, *session) (*api.List[T], error),
+	words func(T) (id, name, about string)) ([]cobra.Completion, cobra.ShellCompDirective) {
 	ctx, cancel := context.WithTimeout(context.Background(), completeWithin)
 	defer cancel()
 	s, err := f.connect(ctx)
@@ -30,15 +57,15 @@ func (f *factory) completeSandboxes(_ *cobra.Command, args []string, _ string) (
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
 	defer s.close()
-	l, err := s.List(ctx, api.SandboxQuery{})
+	l, err := get(ctx, s)
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
 	var out []cobra.Completion
-	for _, sb := range l.Items {
-		about := sb.Profile + ", " + string(sb.State)
-		for _, word := range []string{sb.ID, sb.Name} {
-			if word != "" && !slices.Contains(args, word) {
+	for _, it := range l.Items {
+		id, name, about := words(it)
+		for _, word := range []string{id, name} {
+			if word != "" && !slices.Contains(typed, word) {
 				out = append(out, cobra.CompletionWithDesc(word, about))
 			}
 		}
@@ -71,7 +98,7 @@ func (f *factory) completeExtensions(_ *cobra.Command, args []string, _ string) 
 	return out, cobra.ShellCompDirectiveNoFileComp
 }
 
-// whatLoads is the part of the catalogue that is sound.
+// whatLoads is the valid part of the catalogue.
 func (f *factory) whatLoads() *catalog.Catalog {
 	c, _ := f.catalog()
 	return c

@@ -11,7 +11,7 @@ import (
 )
 
 func newCmdConfig(f *factory) *cobra.Command {
-	return newGroup("config", "Settings: what they are and where they come from", nil, newCmdConfigShow(f, nil), newCmdConfigPath(f, nil))
+	return newGroup("config", "Settings: show their values and origins", nil, newCmdConfigShow(f), newCmdConfigPath(f))
 }
 
 type configShowOptions struct {
@@ -19,18 +19,15 @@ type configShowOptions struct {
 	origin bool
 }
 
-func newCmdConfigShow(f *factory, runF func(context.Context, *configShowOptions) error) *cobra.Command {
+func newCmdConfigShow(f *factory) *cobra.Command {
 	o := &configShowOptions{f: f}
 	c := &cobra.Command{
-		Use: "show", Short: "Show the settings that apply", Args: wants(0, 0, "no arguments"),
+		Use: "show", Short: "Show the settings in effect", Args: wants(0, 0, "no arguments"),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if runF != nil {
-				return runF(cmd.Context(), o)
-			}
 			return configShowRun(cmd.Context(), o)
 		},
 	}
-	c.Flags().BoolVar(&o.origin, "origin", false, "also where each comes from: flag, environment, file or built-in")
+	c.Flags().BoolVar(&o.origin, "origin", false, "also show the origin of each: flag, environment, file or built-in")
 	return c
 }
 
@@ -54,21 +51,17 @@ func configShowRun(_ context.Context, o *configShowOptions) error {
 	return printList(o.f, l, v)
 }
 
-func newCmdConfigPath(f *factory, runF func(context.Context, *plainOptions) error) *cobra.Command {
-	o := &plainOptions{f}
+func newCmdConfigPath(f *factory) *cobra.Command {
 	return &cobra.Command{
-		Use: "path", Short: "Show the directories that settings, profiles and extensions are read from", Args: wants(0, 0, "no arguments"),
+		Use: "path", Short: "Show the directories of settings, profiles and extensions", Args: wants(0, 0, "no arguments"),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if runF != nil {
-				return runF(cmd.Context(), o)
-			}
-			return configPathRun(cmd.Context(), o)
+			return configPathRun(f)
 		},
 	}
 }
 
-func configPathRun(_ context.Context, o *plainOptions) error {
-	s, err := o.f.settings()
+func configPathRun(f *factory) error {
+	s, err := f.settings()
 	if err != nil {
 		return err
 	}
@@ -80,13 +73,13 @@ func configPathRun(_ context.Context, o *plainOptions) error {
 	for _, d := range s.configDirs {
 		l.Items = append(l.Items, dir(d))
 	}
-	if format := o.f.format(); format == "table" {
+	if format := f.format(); format == "table" {
 		for _, d := range l.Items {
-			fmt.Fprintln(o.f.io.out, d.Path)
+			fmt.Fprintln(f.io.out, d.Path)
 		}
 		return nil
 	}
-	return printList(o.f, l, view[dir]{
+	return printList(f, l, view[dir]{
 		cols: []string{"LAYER", "PATH"},
 		row:  func(d dir) []string { return []string{d.Layer, d.Path} },
 		name: func(d dir) string { return d.Path },
@@ -100,24 +93,24 @@ type versionInfo struct {
 	Arch    string `json:"arch"`
 }
 
-func newCmdVersion(f *factory, runF func(context.Context, *plainOptions) error) *cobra.Command {
-	o := &plainOptions{f}
+func newCmdVersion(f *factory) *cobra.Command {
 	return &cobra.Command{
 		Use: "version", Short: "Show the version of this program", Args: wants(0, 0, "no arguments"),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if runF != nil {
-				return runF(cmd.Context(), o)
-			}
-			return versionRun(cmd.Context(), o)
+			return versionRun(f)
 		},
 	}
 }
 
-func versionRun(_ context.Context, o *plainOptions) error {
+func versionRun(f *factory) error {
 	v := versionInfo{version(), runtime.Version(), runtime.GOOS, runtime.GOARCH}
-	if format := o.f.format(); format != "table" && format != "wide" && format != "name" {
-		return printData(o.f.io.out, format, v)
+	if format := f.format(); format != "table" && format != "wide" && format != "name" {
+		return printData(f.io.out, format, v)
 	}
-	_, err := fmt.Fprintf(o.f.io.out, "sandboxer %s (%s %s/%s)\n", v.Version, v.Go, v.OS, v.Arch)
+	_, err := fmt.Fprintln(f.io.out, v)
 	return err
+}
+
+func (v versionInfo) String() string {
+	return fmt.Sprintf("sandboxer %s (%s %s/%s)", v.Version, v.Go, v.OS, v.Arch)
 }

@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"syscall"
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
@@ -26,6 +27,13 @@ type session struct {
 	end       func() error
 	addr      string // with opts, what another client of the same server is made of
 	opts      api.Options
+}
+
+// elsewhere reports whether the server is on another machine, as far as its address shows: one at a
+// loopback address is on this machine.
+func (s *session) elsewhere() bool {
+	u, err := url.Parse(s.addr)
+	return !s.local && (err != nil || !isLoopback(u.Hostname()))
 }
 
 func (s *session) close() error {
@@ -61,7 +69,7 @@ func (f *factory) dial(ctx context.Context, addr string) (*session, error) {
 	}
 	local := u.Scheme == "unix"
 	if local {
-		// Over HTTP a failed connection is tried again; a missing server is certain at once.
+		// Over HTTP a failed connection is tried again; that a server is missing is certain at once.
 		switch err := reach(ctx, u.Path); {
 		case errors.Is(err, fs.ErrPermission):
 			return nil, sandboxer.E(sandboxer.Denied, nil, "the server at %s is another user's", addr).
@@ -106,7 +114,7 @@ func (f *factory) roots() (*x509.CertPool, error) {
 	return pool, nil
 }
 
-// reach tries whether somebody listens on the socket.
+// reach checks whether a server listens on the socket.
 func reach(ctx context.Context, socket string) error {
 	c, err := (&net.Dialer{Timeout: 2 * time.Second}).DialContext(ctx, "unix", socket)
 	if err != nil {
@@ -128,7 +136,7 @@ func (f *factory) running(ctx context.Context) (bool, error) {
 }
 
 // connectOrStart is connect, after starting a server in the background if this
-// machine has none. Something has to be there when a sandbox's time is over.
+// machine has none. A server must run when a sandbox expires.
 func (f *factory) connectOrStart(ctx context.Context, p *progress) (*session, error) {
 	ok, err := f.running(ctx)
 	if err != nil {
@@ -183,6 +191,7 @@ func (f *factory) embed(ctx context.Context) (_ *session, err error) {
 			_ = b.Close()
 		}
 	}()
+	sweepSockets(os.TempDir())
 	dir, err := os.MkdirTemp("", "sandboxer-")
 	if err != nil {
 		return nil, sandboxer.E(sandboxer.Unavailable, err, "a temporary directory cannot be made")
@@ -208,6 +217,32 @@ func (f *factory) embed(ctx context.Context) (_ *session, err error) {
 		return nil, errors.Join(err, end())
 	}
 	return &session{Client: c, local: true, inProcess: true, end: end}, nil
+}
+
+// sweepSockets removes the directories of sockets that killed commands have left in tmp: this user's, with a
+// socket without a listener, and not so new that a server is about to listen on it.
+func sweepSockets(tmp string) {
+	dirs, _ := filepath.Glob(filepath.Join(tmp, "sandboxer-*"))
+	for _, dir := range dirs {
+		fi, err := os.Lstat(dir)
+		if err != nil || !fi.IsDir() || time.Since(fi.ModTime()) < time.Minute {
+			continue
+		}
+		if st, ok := fi.Sys().(*syscall.Stat_t); !ok || int(st.Uid) != os.Geteuid() {
+			continue
+		}
+		socket := filepath.Join(dir, "api.sock")
+		if _, err := os.Lstat(socket); err != nil {
+			continue
+		}
+		c, err := net.DialTimeout("unix", socket, time.Second)
+		if err == nil {
+			c.Close()
+		} else if errors.Is(err, syscall.ECONNREFUSED) {
+			_ = os.Remove(socket)
+			_ = os.Remove(dir) // only if nothing else is in it
+		}
+	}
 }
 
 func (f *factory) brokerConfig() (brokerConfig, error) {

@@ -20,19 +20,19 @@ type createOptions struct {
 	dryRun bool
 }
 
-func newCmdCreate(f *factory, runF func(context.Context, *createOptions) error) *cobra.Command {
+func newCmdCreate(f *factory, run func(context.Context, *createOptions) error) *cobra.Command {
 	o := &createOptions{f: f}
 	c := &cobra.Command{
 		Use: "create [PROFILE|IMAGE] [flags] [-- CMD…]", SuggestFor: []string{"new", "start"},
-		Short: "Create a sandbox that stays until its time is over",
-		Long: "Create a sandbox and print its ID. A server is started in the background if none runs: somebody has to end the\n" +
-			"sandbox when its time is over. CMD replaces the sandbox's main process; to run a command in it, use exec.\n\n" +
+		Short: "Create a sandbox that runs until it expires",
+		Long: "Create a sandbox and print its ID. A server is started in the background if none runs; it ends the sandbox\n" +
+			"when it expires. CMD replaces the sandbox's main process; to run a command in it, use exec.\n\n" +
 			"The first interrupt stops waiting, a second one destroys the sandbox, a third leaves that to the server.",
 		Example:           "  sandboxer create --profile profile.local --input repo=. --ttl 1h\n  ID=$(sandboxer create -q)",
 		Annotations:       map[string]string{ownSignals: "yes"},
 		ValidArgsFunction: f.completeProfiles,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := o.split(cmd, args); err != nil {
+			if err := o.split(f, cmd, args); err != nil {
 				return err
 			}
 			if err := oneOf("way to wait", []string{"ready", "none"})(o.wait); err != nil {
@@ -41,15 +41,12 @@ func newCmdCreate(f *factory, runF func(context.Context, *createOptions) error) 
 			if err := o.build(f); err != nil {
 				return err
 			}
-			if runF != nil {
-				return runF(cmd.Context(), o)
-			}
-			return createRun(cmd.Context(), o)
+			return run(cmd.Context(), o)
 		},
 	}
 	o.register(f, c)
 	o.registerUser(c)
-	c.Flags().StringVar(&o.wait, "wait", "ready", "when to return: ready or `none`")
+	c.Flags().StringVar(&o.wait, "wait", "ready", "return in this `STATE`: ready, or none to return immediately")
 	c.Flags().BoolVar(&o.dryRun, "dry-run", false, "show what would be created and what it would cost, and create nothing")
 	complete(c, "wait", "ready", "none")
 	return c
@@ -63,7 +60,7 @@ func createRun(ctx context.Context, o *createOptions) error {
 	defer p.stop()
 	hits, release := interrupts()
 	defer release()
-	order, drop := context.WithCancel(ctx) // an interrupt does not take the request back at once
+	request, drop := context.WithCancel(ctx) // an interrupt does not take the request back at once
 	defer drop()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -90,13 +87,13 @@ func createRun(ctx context.Context, o *createOptions) error {
 			return
 		}
 		req.NoWaiting = true
-		sb, err := s.Create(order, req)
+		sb, err := s.Create(request, req)
 		if err != nil {
-			err = o.f.unread(ctx, s, req.Profile, err)
+			err = o.refused(ctx, o.f, s, req.Profile, err)
 		}
 		found := err == nil && sb.Found
 		if found {
-			p.note("sandbox %s is there already: another order made it", sb.ID)
+			p.note("sandbox %s exists already: another request made it", sb.ID)
 		}
 		if err == nil && o.wait == "ready" {
 			made <- result{s: s, sb: sb}
@@ -128,7 +125,7 @@ func createRun(ctx context.Context, o *createOptions) error {
 		case <-hits:
 			cancel()
 			p.stop()
-			if sb == nil { // the answer to the request tells what there is to go on with
+			if sb == nil { // the answer to the request names the sandbox to destroy
 				var r result
 				select {
 				case r = <-made:
@@ -142,22 +139,22 @@ func createRun(ctx context.Context, o *createOptions) error {
 				if s != nil {
 					s.close()
 				}
-				return sandboxer.E(sandboxer.Canceled, nil, "interrupted before the order was confirmed").
-					WithHint("see whether there is a sandbox: sandboxer ls")
+				return sandboxer.E(sandboxer.Canceled, nil, "interrupted before the request was confirmed").
+					WithHint("check whether there is a sandbox: sandboxer ls")
 			}
 			defer s.close()
 			if sb.Found {
-				return sandboxer.E(sandboxer.Canceled, nil, "interrupted; sandbox %s, which another order made, is left as it is", sb.ID)
+				return sandboxer.E(sandboxer.Canceled, nil, "interrupted; sandbox %s, which another request made, is left as it is", sb.ID)
 			}
 			return abandon(s, p, sb, hits)
 		}
 	}
 }
 
-// second is how long after the first interrupt of a create a second one is awaited.
+// second is how long after the first interrupt of a create to wait for a second one.
 const second = 2 * time.Second
 
-// abandon is what the interrupts during a create lead to: the first says how to go
+// abandon handles interrupts during a create: the first prints how to go
 // on, a second destroys, a third leaves.
 func abandon(s *session, p *progress, sb *api.Sandbox, hits <-chan os.Signal) error {
 	p.note("sandbox %s is still being created; wait for it with: sandboxer wait %s", sb.ID, sb.ID)
@@ -182,7 +179,7 @@ func abandon(s *session, p *progress, sb *api.Sandbox, hits <-chan os.Signal) er
 		}
 		return &exitError{kinds[sandboxer.Canceled].exit, nil}
 	case <-hits:
-		return sandboxer.E(sandboxer.Canceled, nil, "left; the server goes on destroying %s", sb.ID)
+		return sandboxer.E(sandboxer.Canceled, nil, "stopped waiting; the server continues to destroy %s", sb.ID)
 	}
 }
 
@@ -191,24 +188,21 @@ type planOptions struct {
 	f *factory
 }
 
-func newCmdPlan(f *factory, runF func(context.Context, *planOptions) error) *cobra.Command {
+func newCmdPlan(f *factory, run func(context.Context, *planOptions) error) *cobra.Command {
 	o := &planOptions{f: f}
 	c := &cobra.Command{
 		Use:               "plan [PROFILE|IMAGE] [flags] [-- CMD…]",
 		Aliases:           []string{"quote"},
-		Short:             "Show what a create would lead to and cost; create nothing",
+		Short:             "Show the result and the price of a create without creating",
 		ValidArgsFunction: f.completeProfiles,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := o.split(cmd, args); err != nil {
+			if err := o.split(f, cmd, args); err != nil {
 				return err
 			}
 			if err := o.build(f); err != nil {
 				return err
 			}
-			if runF != nil {
-				return runF(cmd.Context(), o)
-			}
-			return planRun(cmd.Context(), o)
+			return run(cmd.Context(), o)
 		},
 	}
 	o.register(f, c)
@@ -230,7 +224,7 @@ func planRun(ctx context.Context, o *planOptions) error {
 	}
 	plan, err := s.Plan(ctx, req)
 	if err != nil {
-		return o.f.unread(ctx, s, req.Profile, err)
+		return o.refused(ctx, o.f, s, req.Profile, err)
 	}
 	return printOne(o.f, plan, planView())
 }
@@ -243,7 +237,7 @@ func planView() view[*api.Plan] {
 				{"profile", p.Profile}, {"extension", p.Extension}, {"host", p.Host}, {"ttl", ttlText(p.TTL)},
 				{"price", quoteText(&p.Quote)}, {"inputs", pairs(p.Inputs)}, {"image", p.Image}, {"command", strings.Join(p.Command, " ")},
 				{"environment", strings.Join(p.Env, ", ")}, {"labels", pairs(p.Labels)}, {"limits", limitsText(p.Limits)},
-				{"network", networkText(p.Network)}, {"mounts", mountsText(p.Mounts)}, {"ports", portsText(p.Ports)}, {"workspace", p.Workspace}, {"user", p.User},
+				{"network", networkText(p.Network)}, {"mounts", mountsText(p.Mounts)}, {"ports", portsText(p.Ports)}, {"workspace", p.Workspace}, {"user", p.User}, {"changed", strings.Join(p.Changed, "\n")},
 			}
 		},
 	}

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"net/netip"
 	"net/url"
 	"path/filepath"
 	"strings"
@@ -9,7 +10,7 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/provisioner"
 )
 
-// deerflow are the options of deer-flow's doors, as the settings have them. Kind: Invalid.
+// deerflow are the options of deer-flow's doors, from the settings. Kind: Invalid.
 func (b *broker) deerflow(s *settings) (*provisioner.Options, error) {
 	o := &provisioner.Options{
 		Profile: s.get("deerflow_profile"), UserData: s.get("deerflow_user_data"), Skills: s.get("deerflow_skills"),
@@ -28,6 +29,40 @@ func (b *broker) deerflow(s *settings) (*provisioner.Options, error) {
 		return nil, err
 	}
 	return o, nil
+}
+
+// checkAnonymous refuses requests without a key where a proxy may be in front of the server. The server cannot
+// distinguish a proxy's requests from those of a program of this machine. Kind: Invalid.
+func checkAnonymous(s *settings, o *serveOptions) error {
+	if s.get("deerflow_anonymous") != "true" {
+		return nil
+	}
+	with := ""
+	u, err := publicURL(s.get("deerflow_public_url"))
+	switch {
+	case err != nil:
+		return err
+	case o.insecure:
+		with = "insecure"
+	case len(o.hosts) > 0:
+		with = "hosts"
+	case u != nil && !isLoopback(u.Hostname()):
+		with = "deerflow_public_url"
+	}
+	if with != "" {
+		return invalid("deerflow_anonymous conflicts with %s, which means that clients reach the server through a proxy or from other machines: their requests would need no key", with).
+			WithHint("give deer-flow a key, and leave deerflow_anonymous out: sandboxer key create deer-flow")
+	}
+	if s.get("deerflow_no_proxy") != "true" {
+		return invalid("deerflow_anonymous lets in every client of a proxy on this machine, and no setting says that there is no proxy").
+			WithHint("give deer-flow a key (sandboxer key create deer-flow); or set deerflow_no_proxy: true if no proxy leads to the server")
+	}
+	return nil
+}
+
+func isLoopback(host string) bool {
+	ip, err := netip.ParseAddr(host)
+	return strings.EqualFold(host, "localhost") || err == nil && ip.Unmap().IsLoopback()
 }
 
 func checkMountRoots(s string) error { _, err := mountRoots(s); return err }
@@ -55,7 +90,7 @@ func publicURL(s string) (*url.URL, error) {
 	}
 	u, err := url.Parse(s)
 	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" {
-		return nil, invalid("%q is not an address by which the server is reached", s).WithHint("write for example https://sandboxer.example.org, or http://10.0.0.5:8080")
+		return nil, invalid("%q is not an address of the server", s).WithHint("write for example https://sandboxer.example.org, or http://10.0.0.5:8080")
 	}
 	u.Path, u.RawPath = strings.TrimSuffix(u.Path, "/"), ""
 	return u, nil

@@ -21,6 +21,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/api"
+	"github.com/sand-boxer/sandboxer/internal/capture"
 )
 
 type doctorOptions struct {
@@ -28,21 +29,18 @@ type doctorOptions struct {
 	profile string
 }
 
-func newCmdDoctor(f *factory, runF func(context.Context, *doctorOptions) error) *cobra.Command {
+func newCmdDoctor(f *factory) *cobra.Command {
 	o := &doctorOptions{f: f}
 	c := &cobra.Command{
 		Use: "doctor", Short: "Check this machine, and boot a real sandbox as a test",
-		Long: "Check everything that sandboxes on this machine need, and boot, use and destroy one. Exits with 10 when something\n" +
-			"fails. Nothing is changed; -o json is made for bug reports and holds no secrets.",
+		Long: "Check everything that sandboxes on this machine need, and boot, use and destroy one. Exits with 10 when a check\n" +
+			"fails. This changes nothing. The output of -o json is for bug reports and has no secrets.",
 		Args: wants(0, 0, "no arguments"),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if runF != nil {
-				return runF(cmd.Context(), o)
-			}
 			return doctorRun(cmd.Context(), o)
 		},
 	}
-	c.Flags().StringVar(&o.profile, "profile", "", "`profile` of the sandbox that is booted (SANDBOXER_PROFILE)")
+	c.Flags().StringVar(&o.profile, "profile", "", "`PROFILE` of the test sandbox (SANDBOXER_PROFILE)")
 	_ = c.RegisterFlagCompletionFunc("profile", f.completeProfiles)
 	return c
 }
@@ -70,7 +68,7 @@ func (c *checkup) add(name, status, fix, format string, args ...any) {
 	c.checks = append(c.checks, check{name, status, fmt.Sprintf(format, args...), fix})
 }
 
-// failed adds what err says.
+// failed adds a failed check, with err's message.
 func (c *checkup) failed(name, status string, err error) {
 	c.add(name, status, sandboxer.HintOf(err), "%s", sentence(err))
 }
@@ -216,7 +214,7 @@ func orNone(words []string) string {
 	return strings.Join(words, ", ")
 }
 
-// helpers checks what sandboxes on this machine are started with.
+// helpers checks the programs that start sandboxes on this machine.
 func (c *checkup) helpers() {
 	if !slices.ContainsFunc(c.o.f.adapters, func(a sandboxer.Adapter) bool { return a.Kind == "local" }) {
 		return
@@ -240,11 +238,11 @@ func (c *checkup) helpers() {
 		}
 	}
 	if len(missing) > 0 {
-		c.add("helper programs", warn, "put them beside "+self+": go install ./cmd/...",
-			"%s: not there; this program plays their part, and sandboxes start slower", strings.Join(missing, ", "))
+		c.add("helper programs", warn, "put them next to "+self+": go install ./cmd/...",
+			"%s: missing; this program does their work, and sandboxes start slower", strings.Join(missing, ", "))
 		return
 	}
-	c.add("helper programs", ok, "", "beside %s", self)
+	c.add("helper programs", ok, "", "next to %s", self)
 }
 
 // interpreter returns the dynamic linker that a program needs, or "".
@@ -277,7 +275,7 @@ func (c *checkup) dataDir(dir string) {
 			}
 			break
 		} else if !errors.Is(err, fs.ErrNotExist) {
-			c.add(name, fail, "choose another with --data-dir", "%s cannot be looked at: %v", exists, errors.Unwrap(err))
+			c.add(name, fail, "choose another with --data-dir", "%s cannot be inspected: %v", exists, errors.Unwrap(err))
 			return
 		}
 		exists = filepath.Dir(exists)
@@ -360,7 +358,7 @@ func (c *checkup) catalogue() {
 	}
 	cat, err := c.o.f.catalog()
 	if err != nil {
-		c.add("catalogue", fail, "mend the files and check them: sandboxer profile validate", "%s", err)
+		c.add("catalogue", fail, "correct the files and check them: sandboxer profile validate", "%s", err)
 		return
 	}
 	var names []string
@@ -374,7 +372,7 @@ func (c *checkup) catalogue() {
 	c.add("catalogue", ok, "", "%d extensions, %d profiles from %s", len(cat.Extensions), len(cat.Profiles), strings.Join(names, ", "))
 }
 
-// broker checks what only a working broker can tell: the server's if one runs,
+// broker checks what only a working broker knows: the server's if one runs,
 // otherwise one in this process.
 func (c *checkup) broker(ctx context.Context, p *progress) {
 	s, err := c.o.f.connectOrEmbed(ctx, p)
@@ -396,7 +394,7 @@ func (c *checkup) broker(ctx context.Context, p *progress) {
 	if s.inProcess {
 		where = "no server runs; tested in this process"
 	}
-	c.add("broker", ok, "", "%s; database in order; sandboxes: %s", where, countStates(st.Sandboxes))
+	c.add("broker", ok, "", "%s; database intact; sandboxes: %s", where, countStates(st.Sandboxes))
 	exts, err := s.Extensions(ctx)
 	if err != nil {
 		c.failed("extensions", fail, err)
@@ -404,7 +402,7 @@ func (c *checkup) broker(ctx context.Context, p *progress) {
 	}
 	for _, e := range exts.Items {
 		if e.Problem != "" {
-			c.add(e.ID, warn, "see above, or remove the extension", "cannot be used here: %s", e.Problem)
+			c.add(e.ID, warn, "", "cannot be used here: %s", e.Problem)
 			continue
 		}
 		offer, err := s.Probe(ctx, e.ID)
@@ -429,7 +427,7 @@ func (c *checkup) broker(ctx context.Context, p *progress) {
 	}
 }
 
-// upgrade tells what a change of versions takes away: of the one that the server made, and of
+// upgrade reports the losses of a change of versions: of the one that the server made, and of
 // the one to this program, which may be about to replace the server's.
 func (c *checkup) upgrade(e api.Extension) {
 	for _, n := range e.Notices {
@@ -438,9 +436,9 @@ func (c *checkup) upgrade(e api.Extension) {
 	}
 	for _, a := range c.o.f.adapters {
 		if a.Kind == e.Adapter && a.Runtime != "" && e.Runtime != "" && a.Runtime != e.Runtime {
-			c.add(e.ID, warn, "before a server of this program replaces that one, resume what is paused to disk, and save the files of what is worth keeping "+
-				"(sandboxer snapshot create --portable), which any version restores; or keep the programs of the server",
-				"the server's is version %s, this program's %s, which cannot restore what the server saves of memory: native snapshots and pauses to disk", e.Runtime, a.Runtime)
+			c.add(e.ID, warn, "before a server of this program replaces that one, resume sandboxes that are paused to disk, and save the files of those worth keeping "+
+				"(sandboxer snapshot create --portable ID), which any version restores; or keep the programs of the server",
+				"the server's is version %s, this program's %s, which cannot restore the memory that the server saves: native snapshots and pauses to disk", e.Runtime, a.Runtime)
 		}
 	}
 }
@@ -448,7 +446,7 @@ func (c *checkup) upgrade(e api.Extension) {
 // boot is the self-test: a sandbox is made, used and destroyed.
 func (c *checkup) boot(ctx context.Context, s *session, p *progress) {
 	const name = "self-test"
-	var id string
+	var id, extension string
 	var took [3]time.Duration
 	timed := func(i int, do func() error) error {
 		begin := time.Now()
@@ -462,16 +460,16 @@ func (c *checkup) boot(ctx context.Context, s *session, p *progress) {
 		if err != nil {
 			return err
 		}
-		id = sb.ID
+		id, extension = sb.ID, sb.Extension
 		_, err = await(ctx, s, p, sb)
 		return err
 	})
 	if err == nil {
 		err = timed(1, func() error {
-			var out tail
-			exit, err := s.Exec(ctx, id, sandboxer.Cmd{Args: []string{"true"}, Stderr: &out})
+			out := &capture.First{Max: 2000}
+			exit, err := s.Exec(ctx, id, sandboxer.Cmd{Args: []string{"true"}, Stderr: out})
 			if err == nil && exit.Code != 0 {
-				err = sandboxer.E(sandboxer.Failed, nil, "true ended with %d: %s", exit.Code, out.text())
+				err = sandboxer.E(sandboxer.Failed, nil, "true ended with %d: %s", exit.Code, strings.TrimSpace(out.String()))
 			}
 			return err
 		})
@@ -486,6 +484,11 @@ func (c *checkup) boot(ctx context.Context, s *session, p *progress) {
 	}
 	if err != nil {
 		c.failed(name, fail, err)
+		for i, x := range c.checks {
+			if x.Name == extension && x.Status == ok {
+				c.checks[i].Status, c.checks[i].Evidence = warn, x.Evidence+"; it failed in the self-test below"
+			}
+		}
 		return
 	}
 	c.add(name, ok, "", "%s: ready in %s, true ran in %s, destroyed in %s", c.o.profile, ms(took[0]), ms(took[1]), ms(took[2]))

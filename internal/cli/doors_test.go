@@ -32,8 +32,8 @@ var open = map[string]map[string]string{
 	},
 }
 
-// TestEveryDoor goes through all doors and all of their routes: nobody who is not
-// identified gets to one that does not declare that anyone may use it.
+// TestEveryDoor goes through all doors and all of their routes: no unidentified caller
+// gets to a route that does not declare that anyone may use it.
 func TestEveryDoor(t *testing.T) {
 	b, err := newBroker(t.Context(), brokerConfig{Dir: t.TempDir(), Log: slog.New(slog.DiscardHandler)})
 	if err != nil {

@@ -41,7 +41,7 @@ const (
 )
 
 // exitError ends the program with a code of its own. err may be nil: then there is
-// nothing more to say.
+// nothing more to print.
 type exitError struct {
 	code int
 	err  error
@@ -94,18 +94,19 @@ func (f *factory) report(cmd *cobra.Command, err error) int {
 	return code
 }
 
-// advised is err with a hint for whoever types commands, where the server's is for
-// whoever writes programs.
+// advised is err with a hint for people who type commands, where the server's is for
+// people who write programs.
 func (f *factory) advised(err error) error {
+	err = ofSystem(err)
 	var e *sandboxer.Error
 	if !errors.As(err, &e) || e.Kind != sandboxer.Unauthenticated || !errors.As(err, new(*api.Problem)) {
 		return err
 	}
-	hint := "put your key into SANDBOXER_API_KEY, or into a file that SANDBOXER_API_KEY_FILE names; who runs the server makes one with: sandboxer key create NAME"
+	hint := "put your key into SANDBOXER_API_KEY, or into a file that SANDBOXER_API_KEY_FILE names; the server's operator makes one with: sandboxer key create NAME"
 	if f.getenv("SANDBOXER_API_KEY") != "" {
-		hint = "the key is the one in SANDBOXER_API_KEY; who runs the server makes another with: sandboxer key create NAME"
+		hint = "the key is the one in SANDBOXER_API_KEY; the server's operator makes another with: sandboxer key create NAME"
 	} else if s, serr := f.settings(); serr == nil && s.get("api_key_file") != "" {
-		hint = "the key is the one in " + s.get("api_key_file") + "; who runs the server makes another with: sandboxer key create NAME"
+		hint = "the key is the one in " + s.get("api_key_file") + "; the server's operator makes another with: sandboxer key create NAME"
 	}
 	var p api.Problem
 	if from := (*api.Problem)(nil); errors.As(err, &from) {
@@ -117,7 +118,7 @@ func (f *factory) advised(err error) error {
 
 func isJSON(format string) bool { return format == "json" || format == "jsonl" }
 
-// problemOf is the error as one RFC 9457 document: the server's own, or the same
+// problemOf is the error as one RFC 9457 document: the server's own, or one
 // made here.
 func problemOf(err error) *api.Problem {
 	var p *api.Problem
@@ -134,7 +135,7 @@ func problemOf(err error) *api.Problem {
 	}
 }
 
-// sentence says what failed and, where the system gave one, the bare reason: whoever
+// sentence says what failed and, where the system gave one, the bare reason: the user who
 // types commands on this machine is its operator.
 func sentence(err error) string {
 	var e *sandboxer.Error

@@ -16,12 +16,13 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/adapters/process"
 )
 
 //go:embed scaffold
 var scaffold embed.FS
 
-// scaffolds are the files of an extension by its language: what they are called, and made from.
+// scaffolds are the files of an extension by its language: their names and their templates.
 var scaffolds = map[string][][2]string{
 	"python": {{"ext.{{.Name}}.yaml", "extension.yaml"}, {"profile.{{.Name}}.yaml", "profile.yaml"}, {"{{.Module}}.py", "python"}, {"test_{{.Module}}.py", "python_test"}},
 	"sh":     {{"ext.{{.Name}}.yaml", "extension.yaml"}, {"profile.{{.Name}}.yaml", "profile.yaml"}, {"{{.Name}}.sh", "sh"}, {"test_{{.Name}}.sh", "sh_test"}},
@@ -33,29 +34,44 @@ type extensionNewOptions struct {
 	name, lang, dir string
 }
 
-func newCmdExtensionNew(f *factory, runF func(context.Context, *extensionNewOptions) error) *cobra.Command {
+func newCmdExtensionNew(f *factory) *cobra.Command {
 	o := &extensionNewOptions{f: f}
 	c := &cobra.Command{
-		Use: "new NAME", Short: "Write the beginning of an extension of your own", Args: wants(1, 1, "the name of the new extension"),
-		Long: "Write an extension that works, and does little: its file, a profile, the code and a test, over nothing that exists. Its sandboxes are directories.\n" +
-			"docs/extension-sdk.md says what can be made of it.",
+		Use: "new NAME", Short: "Write a starter extension", Args: wants(1, 1, "the name of the new extension"),
+		Long: "Write a small working extension: its file, a profile, the code and a test, without replacing existing files. Its\n" +
+			"sandboxes are directories. docs/how-to/write-an-extension.md explains how to continue.",
 		Example:           "  sandboxer extension new my-backend --lang python --dir my-backend\n  sandboxer extension test my-backend/ext.my-backend.yaml",
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.name = args[0]
-			if runF != nil {
-				return runF(cmd.Context(), o)
-			}
 			return extensionNewRun(cmd.Context(), o)
 		},
 	}
-	c.Flags().StringVar(&o.lang, "lang", "python", "`language` that it is written in: go, python or sh")
-	c.Flags().StringVar(&o.dir, "dir", ".", "`directory` that it is written to, which is made if need be")
+	c.Flags().StringVar(&o.lang, "lang", "python", "`LANGUAGE` of the code: go, python or sh")
+	c.Flags().StringVar(&o.dir, "dir", ".", "`DIR` for the files; made if it is missing")
 	_ = c.RegisterFlagCompletionFunc("lang", cobra.FixedCompletions([]string{"go", "python", "sh"}, cobra.ShellCompDirectiveNoFileComp))
 	return c
 }
 
-// releaseVersion is one that Go's tools can get.
+func newCmdExtensionServeScript(f *factory) *cobra.Command {
+	c := &cobra.Command{
+		Use: "serve-script COMMAND [ARG…]", Short: "Serve a script as an extension; servers start this",
+		Args:        wants(1, -1, "the command that runs the script"),
+		Annotations: map[string]string{ownSignals: "none: a server or the terminal ends it"},
+		Long: "Speak the extension protocol on the standard input and output, and start COMMAND for each call, with the method as\n" +
+			"its last argument. Write this as the first line of a script, and name the script in command: of the extension's file:\n\n" +
+			"  #!/usr/bin/env -S sandboxer extension serve-script /bin/sh\n\n" +
+			"docs/reference/extension-sdk.md describes what a script gets and how it answers.",
+		ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return process.ServeScript(cmd.Context(), args, f.io.in, f.io.stdout)
+		},
+	}
+	c.Flags().SetInterspersed(false) // the flags after COMMAND are its own
+	return c
+}
+
+// releaseVersion matches versions that Go's tools can download.
 var releaseVersion = regexp.MustCompile(`^v[0-9]+\.[0-9]+\.[0-9]+$`)
 
 var extensionName = regexp.MustCompile(`^[a-z0-9](?:[a-z0-9-]{0,46}[a-z0-9])?$`)
@@ -63,7 +79,7 @@ var extensionName = regexp.MustCompile(`^[a-z0-9](?:[a-z0-9-]{0,46}[a-z0-9])?$`)
 func extensionNewRun(_ context.Context, o *extensionNewOptions) error {
 	files, ok := scaffolds[o.lang]
 	if !ok {
-		return sandboxer.E(sandboxer.Invalid, nil, "there is no beginning in the language %q", o.lang).WithHint("the languages are go, python and sh")
+		return sandboxer.E(sandboxer.Invalid, nil, "there is no starter in the language %q", o.lang).WithHint("the languages are go, python and sh")
 	}
 	o.name = strings.TrimPrefix(o.name, "ext.")
 	if !extensionName.MatchString(o.name) {
@@ -114,12 +130,12 @@ func extensionNewRun(_ context.Context, o *extensionNewOptions) error {
 		out = append(out, file{filepath.Join(o.dir, name), text, mode})
 	}
 	for _, f := range out {
-		if _, err := os.Lstat(f.name); !errors.Is(err, fs.ErrNotExist) {
-			return sandboxer.E(sandboxer.Conflict, err, "%s exists; nothing was written", f.name).WithHint("choose another name or directory")
+		if _, err := os.Lstat(f.name); err == nil {
+			return sandboxer.E(sandboxer.Conflict, nil, "%s exists; nothing was written", f.name).WithHint("choose another name or directory")
 		}
 	}
 	if err := os.MkdirAll(o.dir, 0o755); err != nil {
-		return err
+		return fileError(err, "the directory %s cannot be made", o.dir)
 	}
 	var written []string
 	for _, f := range out {
@@ -132,7 +148,7 @@ func extensionNewRun(_ context.Context, o *extensionNewOptions) error {
 			for _, name := range written {
 				_ = os.Remove(name)
 			}
-			return sandboxer.E(sandboxer.Failed, err, "%s cannot be written", f.name)
+			return fileError(err, "%s cannot be written", f.name)
 		}
 		written = append(written, f.name)
 	}

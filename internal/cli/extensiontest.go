@@ -2,7 +2,6 @@ package cli
 
 import (
 	"bufio"
-	"bytes"
 	"cmp"
 	"context"
 	"flag"
@@ -10,11 +9,11 @@ import (
 	"io"
 	"maps"
 	"os"
-	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -24,7 +23,10 @@ import (
 	"github.com/sand-boxer/sandboxer/api"
 	"github.com/sand-boxer/sandboxer/extensiontest"
 	"github.com/sand-boxer/sandboxer/internal/backend"
+	"github.com/sand-boxer/sandboxer/internal/capture"
 	"github.com/sand-boxer/sandboxer/internal/catalog"
+	"github.com/sand-boxer/sandboxer/internal/notes"
+	"github.com/sand-boxer/sandboxer/internal/subprocess"
 )
 
 type extensionTestOptions struct {
@@ -39,34 +41,33 @@ type extensionTestOptions struct {
 	suite   string // directory of the run: this process is the suite
 }
 
-// suiteFlag makes the command the suite itself: the process that runs it prints what package testing does.
+// suiteFlag makes the command the suite itself: its process prints the output of package testing.
 const suiteFlag = "as-suite"
 
-func newCmdExtensionTest(f *factory, runF func(context.Context, *extensionTestOptions) error) *cobra.Command {
+func newCmdExtensionTest(f *factory) *cobra.Command {
 	o := &extensionTestOptions{f: f}
 	c := &cobra.Command{
 		Use: "test FILE", Short: "Run the conformance suite against an extension", Args: wants(1, 1, "the file of one extension"),
-		Long: "Open the extension of FILE as a server would, with a directory of its own for what it keeps, make sandboxes with it and see whether it does what the contract\n" +
-			"of extensions says. What it makes is removed again. Only what it says that it can do is tested; the rest is skipped.",
+		Long: "Open the extension in FILE like a server, with a separate state directory, make sandboxes with it, and check it against\n" +
+			"the contract of extensions. All sandboxes are removed at the end, also after an interrupt. The suite tests the\n" +
+			"capabilities that the extension declares and skips the others.",
 		Example: "  sandboxer extension test ext.my-backend.yaml\n  sandboxer extension test ext.my-backend.yaml --run 'core/teardown|exec' -o json",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.file = args[0]
-			if runF != nil {
-				return runF(cmd.Context(), o)
-			}
 			if o.suite != "" {
-				return suiteRun(o)
+				return suiteRun(cmd.Context(), o)
 			}
 			return extensionTestRun(cmd.Context(), o)
 		},
 	}
 	fl := c.Flags()
-	fl.StringVar(&o.run, "run", "", "only tests whose group/behaviour this `pattern` matches, as go test -run takes one")
-	fl.StringVar(&o.profile, "profile", "", "make sandboxes as this `profile` says")
-	fl.StringVar(&o.image, "image", "", "make them of this `image`")
-	fl.StringArrayVar(&o.inputs, "input", nil, "give them this input, `key=value`; may be repeated")
-	fl.StringVar(&o.listen, "listen", "", "shell `command` that echoes connections to port $1 inside, where the extension can dial")
-	fl.DurationVar(&o.timeout, "timeout", 30*time.Minute, "stop after this `duration`")
+	fl.StringVar(&o.run, "run", "", "only tests whose group/behaviour this `PATTERN` matches, as go test -run takes one")
+	fl.StringVar(&o.profile, "profile", "", "make sandboxes from this `PROFILE`")
+	fl.StringVar(&o.image, "image", "", "make them from this `IMAGE`")
+	fl.StringArrayVar(&o.inputs, "input", nil, "give them this input, `KEY=VALUE`; may be repeated")
+	fl.StringVar(&o.listen, "listen", "", "shell `COMMAND` that echoes connections to port $1 inside, where the extension can dial")
+	o.timeout = 30 * time.Minute
+	fl.Var((*durationFlag)(&o.timeout), "timeout", "stop after this `DURATION`")
 	fl.StringVar(&o.suite, suiteFlag, "", "")
 	_ = fl.MarkHidden(suiteFlag)
 	return c
@@ -85,7 +86,7 @@ type testResult struct {
 
 func extensionTestRun(ctx context.Context, o *extensionTestOptions) error {
 	if _, err := regexp.Compile(o.run); err != nil {
-		return sandboxer.E(sandboxer.Invalid, nil, "--run %q is no pattern: %s", o.run, err)
+		return sandboxer.E(sandboxer.Invalid, nil, "--run %q is not a pattern: %s", o.run, err)
 	}
 	c, e, err := o.extension()
 	if err != nil {
@@ -103,18 +104,29 @@ func extensionTestRun(ctx context.Context, o *extensionTestOptions) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, o.timeout)
+	limited, cancel := context.WithTimeout(ctx, o.timeout)
 	defer cancel()
 	args := []string{"extension", "test", o.file, "--" + suiteFlag, dir, "--run", o.run, "--profile", o.profile, "--image", o.image, "--listen", o.listen}
 	for _, in := range o.inputs {
 		args = append(args, "--input", in)
 	}
-	cmd := exec.CommandContext(ctx, self, args...)
+	cmd := subprocess.Command(limited, subprocess.Self, self, args...)
+	cmd.Dir = "" // the file's name may be relative
 	cmd.Args[0] = os.Args[0]
-	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
-	cmd.WaitDelay = 10 * time.Second
-	var said bytes.Buffer
-	cmd.Stderr = &said
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // an interrupt at the terminal is for this process alone
+	hold, err := cmd.StdinPipe()                          // its end stops the suite, also where this process is killed
+	if err != nil {
+		return err
+	}
+	p := o.f.progress()
+	defer p.stop()
+	cmd.Cancel = func() error {
+		p.note("removing the sandboxes of the suite; a second interrupt does not wait for that")
+		return hold.Close()
+	}
+	cmd.WaitDelay = cleanupTime + 10*time.Second
+	said := &capture.Last{Max: 64 << 10}
+	cmd.Stderr = said
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		return err
@@ -122,38 +134,41 @@ func extensionTestRun(ctx context.Context, o *extensionTestOptions) error {
 	if err := cmd.Start(); err != nil {
 		return err
 	}
-	p := o.f.progress()
-	defer p.stop()
-	results := readResults(out, func(name string) {
-		if p.mode == "live" {
-			p.draw(name)
-		}
-	})
+	result := &testResults{f: o.f, p: p}
+	broken := result.read(out)
 	ended := cmd.Wait()
 	p.stop()
-	if ctx.Err() != nil {
-		return sandboxer.E(sandboxer.Timeout, nil, "the suite did not end within %s", o.timeout).WithHint("run a part of it (--run), or give it more time (--timeout)")
+	if limited.Err() != nil {
+		if err := result.end(); err != nil {
+			return err
+		}
+		for _, line := range result.left {
+			o.f.warn("%s", line)
+		}
+		if code := cmd.ProcessState.ExitCode(); code < 0 || code == suiteLeft {
+			o.f.warn("the suite was stopped and did not end within %s: its sandboxes may be left", cleanupTime)
+		}
+		if ctx.Err() != nil {
+			return sandboxer.E(sandboxer.Canceled, ctx.Err(), "interrupted after %s", result.count())
+		}
+		return sandboxer.E(sandboxer.Timeout, nil, "the suite did not end within %s: it was stopped after %s", o.timeout, result.count()).WithHint("run a part of it (--run), or give it more time (--timeout)")
 	}
-	if len(results) == 0 {
-		text := strings.TrimPrefix(strings.TrimSpace(said.String()), "error: ")
-		if text == "" && ended == nil {
+	why := strings.TrimPrefix(strings.TrimSpace(said.String()), "error: ")
+	if len(result.all) == 0 {
+		why = cmp.Or(why, broken)
+		if why == "" && ended == nil {
 			return sandboxer.E(sandboxer.NotFound, nil, "no test of the suite matches %q", o.run)
 		}
-		return sandboxer.E(sandboxer.Failed, ended, "the suite could not begin: %s", cleanLines(text))
+		return sandboxer.E(sandboxer.Failed, ended, "the suite could not begin: %s", cleanLines(why))
 	}
-	if err := printList(o.f, &api.List[testResult]{SchemaVersion: api.SchemaVersion, Items: results}, testView()); err != nil {
+	if err := result.end(); err != nil {
 		return err
 	}
-	var failed, passed int
-	for _, r := range results {
-		switch r.Result {
-		case "fail":
-			failed++
-		case "pass":
-			passed++
-		}
+	failed, passed := result.of("fail"), result.of("pass")
+	if failed == 0 && ended != nil {
+		return sandboxer.E(sandboxer.Failed, ended, "the suite broke after %s: %s", result.count(), cleanLines(cmp.Or(why, broken)))
 	}
-	if failed > 0 || ended != nil {
+	if failed > 0 {
 		return &exitError{1, fmt.Errorf("%d of %d tests failed", failed, failed+passed)}
 	}
 	return nil
@@ -171,15 +186,34 @@ func testView() view[testResult] {
 
 var resultLine = regexp.MustCompile(`^ *--- (PASS|FAIL|SKIP): ` + suiteName + `/(\S+) \(([0-9.]+)s\)$`)
 
-// maxOutput bounds what is kept of what one test says.
+// stopLine is what a suite prints when it is stopped. A test that fails afterwards may do so for that reason.
+const stopLine = "=== STOP"
+
+// cleanupTime is how long a stopped suite may take to remove what it made, and suiteLeft its code if that was too short.
+const (
+	cleanupTime = 2 * time.Minute
+	suiteLeft   = 3
+)
+
+// maxOutput bounds how much of one test's output is kept.
 const maxOutput = 8 << 10
 
-// readResults reads what package testing prints for programs (-test.v=test2json). Groups are results only where
-// they have no tests in them.
-func readResults(r io.Reader, begun func(name string)) []testResult {
+// testResults are the results so far. Line formats print each result as it comes, the others print one document at the end.
+type testResults struct {
+	f    *factory
+	p    *progress
+	all  []testResult
+	left []string // what a stopped suite could not remove
+	err  error    // of what was printed
+}
+
+// read reads the output of package testing for programs (-test.v=test2json), until the end, and returns the suite's output
+// outside of its tests. A group that has tests is a result only if it fails itself.
+func (l *testResults) read(r io.Reader) string {
 	said := map[string]string{}
-	var results []testResult
+	groups := map[string]bool{}
 	var current string
+	var stopped bool
 	br := bufio.NewReaderSize(r, 64<<10)
 	for {
 		line, err := br.ReadString('\n')
@@ -187,34 +221,108 @@ func readResults(r io.Reader, begun func(name string)) []testResult {
 			if m := resultLine.FindStringSubmatch(text); m != nil {
 				var seconds float64
 				_, _ = fmt.Sscan(m[3], &seconds)
-				results = append(results, testResult{Test: m[2], Result: strings.ToLower(m[1]), Seconds: seconds})
+				l.add(testResult{Test: m[2], Result: strings.ToLower(m[1]), Seconds: seconds, Output: said[m[2]]}, groups[m[2]], stopped)
+				delete(said, m[2])
+			} else if text == stopLine {
+				stopped = true
 			} else if rest, ok := strings.CutPrefix(text, "=== "); ok {
 				verb, name, _ := strings.Cut(rest, " ")
 				name = strings.TrimPrefix(strings.TrimSpace(name), suiteName+"/")
 				if current = name; verb == "RUN" && strings.Contains(name, "/") {
-					begun(name)
+					for at := strings.LastIndexByte(name, '/'); at > 0; at = strings.LastIndexByte(name[:at], '/') {
+						groups[name[:at]] = true
+					}
+					if l.p.mode == "live" {
+						l.p.draw(name)
+					}
 				}
 			}
 		} else if text := strings.TrimSpace(strings.TrimRight(line, "\n")); text != "" && len(said[current]) < maxOutput {
 			said[current] += text + "\n"
 		}
 		if err != nil {
-			break
+			return strings.TrimSpace(said[suiteName])
 		}
 	}
-	groups := map[string]bool{}
-	for _, r := range results {
-		for at := strings.LastIndexByte(r.Test, '/'); at > 0; at = strings.LastIndexByte(r.Test[:at], '/') {
-			groups[r.Test[:at]] = true
+}
+
+// add takes a result, unless it is a group's, or the test has failed or was skipped because the suite was stopped.
+func (l *testResults) add(r testResult, group, stopped bool) {
+	switch {
+	case r.Result == "pass":
+		if r.Output = ""; group {
+			return
+		}
+	case stopped:
+		for line := range strings.Lines(r.Output) {
+			if strings.Contains(line, extensiontest.AtTheEnd) {
+				l.left = append(l.left, strings.TrimSpace(line))
+			}
+		}
+		return
+	case group && (r.Result != "fail" || r.Output == ""):
+		return
+	}
+	l.all = append(l.all, r)
+	var print func() error
+	switch l.f.format() {
+	case "table", "wide":
+		print = func() error {
+			if len(l.all) == 1 {
+				if err := printRow(l.f.io.out, testView().cols); err != nil {
+					return err
+				}
+			}
+			return printRow(l.f.io.out, testView().row(r))
+		}
+	case "name", "jsonl":
+		print = func() error {
+			return printList(l.f, &api.List[testResult]{SchemaVersion: api.SchemaVersion, Items: []testResult{r}}, testView())
+		}
+	default:
+		return
+	}
+	if err := l.p.above(print); l.err == nil {
+		l.err = err
+	}
+}
+
+// printRow writes a line of the table. Its widths do not depend on later rows.
+func printRow(w io.Writer, cells []string) error {
+	text := fmt.Sprintf("%-56s  %-6s  %7s  %s", clean(cells[0]), cells[1], cells[2], clean(cells[3]))
+	_, err := fmt.Fprintln(w, strings.TrimRight(text, " "))
+	return err
+}
+
+// end prints the forms that are one document.
+func (l *testResults) end() error {
+	switch l.f.format() {
+	case "table", "wide", "name", "jsonl":
+		return l.err
+	}
+	return printList(l.f, &api.List[testResult]{SchemaVersion: api.SchemaVersion, Items: append([]testResult{}, l.all...)}, testView())
+}
+
+// of counts the results of a kind.
+func (l *testResults) of(result string) (n int) {
+	for _, r := range l.all {
+		if r.Result == result {
+			n++
 		}
 	}
-	results = slices.DeleteFunc(results, func(r testResult) bool { return groups[r.Test] })
-	for i := range results {
-		if results[i].Result != "pass" {
-			results[i].Output = said[results[i].Test]
-		}
+	return n
+}
+
+// count says how many tests there were, and how many of them failed.
+func (l *testResults) count() string {
+	text := fmt.Sprintf("%d tests", len(l.all))
+	if len(l.all) == 1 {
+		text = "1 test"
 	}
-	return results
+	if n := l.of("fail"); n > 0 {
+		text += fmt.Sprintf(" (%d failed)", n)
+	}
+	return text
 }
 
 // extension reads the catalogue with the file, and returns that and its extension.
@@ -253,14 +361,14 @@ func (o *extensionTestOptions) spec(c *catalog.Catalog, e catalog.ExtensionFile)
 	for _, in := range o.inputs {
 		k, v, ok := strings.Cut(in, "=")
 		if !ok || k == "" {
-			return spec, sandboxer.E(sandboxer.Invalid, nil, "--input %q is no key=value", in)
+			return spec, sandboxer.E(sandboxer.Invalid, nil, "--input %q is not key=value", in)
 		}
 		spec.Inputs[k] = v
 	}
 	return spec, nil
 }
 
-// alternativesOf splits a pattern at each | that is in no brackets.
+// alternativesOf splits a pattern at each | that is not in brackets.
 func alternativesOf(pattern string) (out []string) {
 	depth, begin := 0, 0
 	for i := 0; i < len(pattern); i++ {
@@ -281,8 +389,8 @@ func alternativesOf(pattern string) (out []string) {
 	return append(out, pattern[begin:])
 }
 
-// suiteRun runs the suite in this process, and prints as a test's program does.
-func suiteRun(o *extensionTestOptions) error {
+// suiteRun runs the suite in this process, and prints as a test's program does. The end of its input stops it.
+func suiteRun(ctx context.Context, o *extensionTestOptions) error {
 	c, e, err := o.extension()
 	if err != nil {
 		return err
@@ -293,6 +401,7 @@ func suiteRun(o *extensionTestOptions) error {
 	}
 	open := func(owner string) (sandboxer.Extension, error) {
 		env := e.Env(owner, filepath.Join(o.suite, owner), nil)
+		env.Notes = notes.New(env.Dir, e.ID, []byte(owner)) // they go with the directory
 		env.Recorded = func(context.Context) ([]sandboxer.Handle, error) { return nil, nil }
 		if err := os.MkdirAll(env.Dir, 0o700); err != nil {
 			return nil, err
@@ -321,7 +430,7 @@ func suiteRun(o *extensionTestOptions) error {
 			return ext
 		}
 	}
-	h := extensiontest.Harness{Open: opening(spec.Owner), Stranger: opening("stranger"), Spec: spec, Inputs: inputs, Want: can}
+	h := extensiontest.Harness{Open: opening(spec.Owner), Stranger: opening("stranger"), Spec: spec, Inputs: inputs, Want: can, MayRefuseEnv: true}
 	if o.listen != "" {
 		h.Listen = func(port int) []string { return []string{"sh", "-c", o.listen, "sh", fmt.Sprint(port)} }
 	}
@@ -342,6 +451,17 @@ func suiteRun(o *extensionTestOptions) error {
 	if err := flag.CommandLine.Parse(nil); err != nil {
 		return err
 	}
+	signal.Ignore(syscall.SIGPIPE) // its sandboxes are removed even if its output has no reader
+	ctx, stop := context.WithCancel(ctx)
+	go func() {
+		_, _ = io.Copy(io.Discard, o.f.io.in)
+		stop()
+	}()
+	context.AfterFunc(ctx, func() {
+		fmt.Println("\x16" + stopLine)
+		time.AfterFunc(cleanupTime, func() { os.Exit(suiteLeft) })
+		extensiontest.Stop()
+	})
 	match := func(pattern, name string) (bool, error) { return regexp.MatchString(pattern, name) }
 	testing.Main(match, []testing.InternalTest{{Name: suiteName, F: func(t *testing.T) { extensiontest.Run(t, h) }}}, nil, nil)
 	return nil // it has ended the process

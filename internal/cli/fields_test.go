@@ -15,8 +15,8 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/fieldtest"
 )
 
-// shown is what a view shows of one value to people.
-func shown[T any](v view[*T]) func(T) string {
+// detailOf is what a view shows of one value to people.
+func detailOf[T any](v view[*T]) func(T) string {
 	return func(x T) string {
 		var b strings.Builder
 		for _, kv := range v.detail(&x) {
@@ -31,39 +31,39 @@ func TestViewFields(t *testing.T) {
 	const document = "for programs"
 	t.Setenv("TZ", "UTC")
 	t.Run("profile", func(t *testing.T) {
-		fieldtest.Conversion[api.Profile, string]{Convert: shown(profileView())}.Check(t)
+		fieldtest.Conversion[api.Profile, string]{Convert: detailOf(profileView())}.Check(t)
 	})
 	t.Run("extension", func(t *testing.T) {
-		fieldtest.Conversion[api.Extension, string]{Convert: shown(extensionView())}.Check(t)
+		fieldtest.Conversion[api.Extension, string]{Convert: detailOf(extensionView())}.Check(t)
 	})
 	t.Run("sandbox", func(t *testing.T) {
 		fieldtest.Conversion[api.Sandbox, string]{
 			Convert: func(sb api.Sandbox) string {
-				// Where it is and its workspace are told by what reaches it, once that is known.
+				// Its host and its workspace are in the reachability, once that is known.
 				there := sb
 				there.Reachability.Host, there.Reachability.RemoteDir = "", ""
-				return shown(sandboxView())(sb) + shown(sandboxView())(there)
+				return detailOf(sandboxView())(sb) + detailOf(sandboxView())(there)
 			},
 			Values: fieldtest.Values{
-				"Unconfirmed": {sandboxer.Unasked, sandboxer.Untold},
+				"Unconfirmed": {sandboxer.Unconfirmed(""), sandboxer.Claimed},
 			},
 			Withheld: fieldtest.Withheld{"SchemaVersion": document, "Version": document, "Found": "said when it is created"},
 		}.Check(t)
 	})
 	t.Run("snapshot", func(t *testing.T) {
 		fieldtest.Conversion[api.Snapshot, string]{
-			Convert:  shown(snapshotView()),
+			Convert:  detailOf(snapshotView()),
 			Withheld: fieldtest.Withheld{"SchemaVersion": document},
 		}.Check(t)
 	})
 	t.Run("plan", func(t *testing.T) {
 		fieldtest.Conversion[api.Plan, string]{
-			Convert:  shown(planView()),
+			Convert:  detailOf(planView()),
 			Withheld: fieldtest.Withheld{"SchemaVersion": document},
 		}.Check(t)
 	})
 	t.Run("stats", func(t *testing.T) {
-		fieldtest.Conversion[api.Stats, string]{Convert: shown(statsView("x")), Withheld: fieldtest.Withheld{"At": "now"}}.Check(t)
+		fieldtest.Conversion[api.Stats, string]{Convert: detailOf(statsView("x")), Withheld: fieldtest.Withheld{"At": "now"}}.Check(t)
 	})
 }
 
@@ -112,12 +112,6 @@ func TestFlagFields(t *testing.T) {
 	var snap *snapshotCreateOptions
 	run(newCmdSnapshotCreate(f, func(_ context.Context, o *snapshotCreateOptions) error { snap = o; return nil }), strings.Fields("x --name n --portable --ttl 1h")...)
 	fieldtest.Full(t, snap.req, nil)
-	var adopt *snapshotAdoptOptions
-	run(newCmdSnapshotAdopt(f, func(_ context.Context, o *snapshotAdoptOptions) error { adopt = o; return nil }), strings.Fields("x --name n --tenant t --profile p")...)
-	fieldtest.Full(t, adopt.adopt, nil)
-	var own *adoptOptions
-	run(newCmdAdopt(f, func(_ context.Context, o *adoptOptions) error { own = o; return nil }), strings.Fields("x --tenant t --profile p --ttl 1h")...)
-	fieldtest.Full(t, own.adopt, nil)
 	var extend *extendOptions
 	run(newCmdExtend(f, func(_ context.Context, o *extendOptions) error { extend = o; return nil }), "x", "--ttl", "1h")
 	fieldtest.Full(t, extend.extend, fieldtest.Withheld{"Add": "the other of two"})

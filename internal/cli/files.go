@@ -2,24 +2,19 @@ package cli
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"io/fs"
-	"os"
 	"path"
-	"path/filepath"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/sand-boxer/sandboxer"
-	"github.com/sand-boxer/sandboxer/agent"
 	"github.com/sand-boxer/sandboxer/api"
 )
 
-// filesOptions are those of the commands below files.
+// filesOptions are the options of the commands below files.
 type filesOptions struct {
 	refOptions
 	paths []string
@@ -31,7 +26,7 @@ type filesRun = func(context.Context, *session, *filesOptions) error
 
 func newCmdFiles(f *factory) *cobra.Command {
 	sub := func(use, short string, least, most int, what string, run filesRun) *cobra.Command {
-		return newCmdFilesX(f, use, short, least, most, what, run, nil)
+		return newCmdFilesX(f, use, short, least, most, what, run)
 	}
 	put := sub("put ID PATH", "Write stdin to a file", 2, 2, "a sandbox and a path", filesPutRun)
 	return newGroup("files", "Files inside a sandbox", []string{"file"},
@@ -45,7 +40,7 @@ func newCmdFiles(f *factory) *cobra.Command {
 	)
 }
 
-func newCmdFilesX(f *factory, use, short string, least, most int, what string, run filesRun, runF func(context.Context, *filesOptions) error) *cobra.Command {
+func newCmdFilesX(f *factory, use, short string, least, most int, what string, run filesRun) *cobra.Command {
 	o := &filesOptions{refOptions: refOptions{f: f}}
 	var mode, limit string
 	c := &cobra.Command{
@@ -62,9 +57,6 @@ func newCmdFilesX(f *factory, use, short string, least, most int, what string, r
 					return err
 				}
 			}
-			if runF != nil {
-				return runF(cmd.Context(), o)
-			}
 			s, err := f.connect(cmd.Context())
 			if err != nil {
 				return err
@@ -78,9 +70,9 @@ func newCmdFilesX(f *factory, use, short string, least, most int, what string, r
 	}
 	switch c.Name() {
 	case "put":
-		c.Flags().StringVar(&mode, "mode", "", "permission `bits` in octal (default 0644)")
+		c.Flags().StringVar(&mode, "mode", "", "`MODE` in octal (default: that of the existing file, else 0644)")
 	case "cat":
-		c.Flags().StringVar(&limit, "max-size", maxOut, "most `bytes` that come out of a sandbox, with their unit")
+		c.Flags().StringVar(&limit, "max-size", maxOut, "maximum to copy out of a sandbox, a `SIZE` with its unit")
 	}
 	return c
 }
@@ -158,11 +150,11 @@ func filesLsRun(ctx context.Context, s *session, o *filesOptions) error {
 	return printList(o.f, l, fileView())
 }
 
-// maxOut is how much comes out of a sandbox, whose word is a stranger's, unless somebody
-// says otherwise.
+// maxOut bounds how much comes out of a sandbox, which is not trusted, unless the user
+// sets another bound.
 const maxOut = "64GiB"
 
-// pour writes a file of a sandbox as it is, and returns how long it was. One of more than most bytes is
+// pour writes a file of a sandbox unchanged, and returns its length. One of more than most bytes is
 // cut off there.
 func pour(ctx context.Context, s *session, w io.Writer, ref, p string, most int64) (int64, error) {
 	r, err := s.ReadFile(ctx, ref, p)
@@ -178,7 +170,7 @@ func pour(ctx context.Context, s *session, w io.Writer, ref, p string, most int6
 		}
 		if k > 0 {
 			r.Close()
-			return n, sandboxer.E(sandboxer.Exhausted, nil, "%s:%s is cut off: what comes out takes more than --max-size", ref, p).
+			return n, sandboxer.E(sandboxer.Exhausted, nil, "%s:%s is cut off: its content exceeds --max-size", ref, p).
 				WithHint("raise --max-size, if you trust it")
 		}
 		if err == io.EOF {
@@ -236,367 +228,3 @@ func filesStatRun(ctx context.Context, s *session, o *filesOptions) error {
 	}
 	return printOne(o.f, fi, fileView())
 }
-
-type cpOptions struct {
-	f        *factory
-	src, dst place
-	bounds   cpBounds
-}
-
-// cpBounds is what a sandbox may bring out by cp: its word is a stranger's.
-type cpBounds struct {
-	size  int64 // bytes of all files
-	files int   // files, directories and links
-	idle  time.Duration
-}
-
-// A place is one side of cp: a path in a sandbox, a path here, or the standard
-// stream.
-type place struct {
-	ref, path string
-	stdio     bool
-}
-
-func parsePlace(s string) place {
-	if s == "-" {
-		return place{stdio: true}
-	}
-	if ref, p, ok := strings.Cut(s, ":"); ok && ref != "" && !strings.Contains(ref, "/") && ref != "." {
-		return place{ref: ref, path: p}
-	}
-	return place{path: s}
-}
-
-func newCmdCp(f *factory, runF func(context.Context, *cpOptions) error) *cobra.Command {
-	o := &cpOptions{f: f}
-	var size, idle string
-	c := &cobra.Command{
-		Use: "cp SRC DST", Short: "Copy files and directories into or out of a sandbox",
-		Long: "Copy a file or a directory between this machine and a sandbox, written ID:PATH; - is stdin or stdout. Relative\n" +
-			"paths in a sandbox count from its workspace. A DST that is a directory, or ends in /, gets the copy put into it.\n" +
-			"Write ./a:b for a local name with a colon. Directories are copied with the tar of the sandbox.\n\n" +
-			"What comes out of a sandbox has bounds: --max-size, --max-files, and --max-idle without a byte. Beyond them, and when a\n" +
-			"copy breaks off, a DST that was not there is not there afterwards; one that was is named as incomplete.",
-		Example: "  sandboxer cp . 7k2m:src\n  sandboxer cp 7k2m:/var/log/app.log -",
-		Args:    wants(2, 2, "a source and a destination"),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			o.src, o.dst = parsePlace(args[0]), parsePlace(args[1])
-			if (o.src.ref == "") == (o.dst.ref == "") {
-				return invalid("one of %s and %s must be in a sandbox, written ID:PATH, and the other not", args[0], args[1])
-			}
-			var err error
-			if o.bounds.size, err = parseSize("--max-size", size); err != nil {
-				return err
-			}
-			if o.bounds.idle, err = parseDuration("--max-idle", idle); err != nil {
-				return err
-			}
-			if o.bounds.files <= 0 {
-				return invalid("--max-files must be at least 1")
-			}
-			if runF != nil {
-				return runF(cmd.Context(), o)
-			}
-			return cpRun(cmd.Context(), o)
-		},
-	}
-	c.Flags().StringVar(&size, "max-size", maxOut, "most `bytes` that come out of a sandbox, with their unit")
-	c.Flags().IntVar(&o.bounds.files, "max-files", 1_000_000, "most files, directories and links that come out of a sandbox")
-	c.Flags().StringVar(&idle, "max-idle", "5m", "end a copy out of a sandbox after this `duration` without a byte")
-	return c
-}
-
-// watched gives a copy an end: it is cancelled when nothing was seen for so long.
-func watched(ctx context.Context, ref string, idle time.Duration) (_ context.Context, seen, stop func()) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	timer := time.AfterFunc(idle, func() {
-		cancel(sandboxer.E(sandboxer.Timeout, nil, "nothing came out of sandbox %s for %s", ref, api.Duration(idle)).
-			WithHint("wait longer with --max-idle"))
-	})
-	return ctx, func() { timer.Reset(idle) }, func() {
-		timer.Stop()
-		cancel(nil)
-	}
-}
-
-// reason is why ctx ended, where that was for a reason of ours, and otherwise err.
-func reason(ctx context.Context, err error) error {
-	if cause := context.Cause(ctx); err != nil && sandboxer.KindOf(cause) == sandboxer.Timeout {
-		return cause
-	}
-	return err
-}
-
-// A seeing calls seen for whatever passes.
-type seeing struct {
-	r    io.Reader
-	w    io.Writer
-	seen func()
-}
-
-func (s seeing) Read(b []byte) (int, error) {
-	n, err := s.r.Read(b)
-	s.seen()
-	return n, err
-}
-
-func (s seeing) Write(b []byte) (int, error) {
-	s.seen()
-	return s.w.Write(b)
-}
-
-func cpRun(ctx context.Context, o *cpOptions) error {
-	s, err := o.f.connect(ctx)
-	if err != nil {
-		return err
-	}
-	defer s.close()
-	if o.src.ref == "" {
-		return copyIn(ctx, o, s)
-	}
-	return copyOut(ctx, o, s)
-}
-
-func copyIn(ctx context.Context, o *cpOptions, s *session) error {
-	ref := o.dst.ref
-	dst, err := inside(ctx, s, ref, o.dst.path)
-	if err != nil {
-		return err
-	}
-	into := o.dst.path == "" || strings.HasSuffix(o.dst.path, "/")
-	fi, err := s.StatFile(ctx, ref, dst)
-	switch {
-	case err == nil:
-		if into && fi.Type == api.TypeFile {
-			return sandboxer.E(sandboxer.Conflict, nil, "%s:%s is a file, not a directory", ref, dst)
-		}
-		into = into || fi.Type == api.TypeDir
-	case !errors.Is(err, sandboxer.NotFound):
-		return err
-	default:
-		if _, err := s.Get(ctx, ref); err != nil {
-			return err
-		}
-	}
-	if o.src.stdio {
-		if into {
-			return invalid("stdin has no name to be put into the directory %s with", dst).WithHint("write the name of the file: %s:%s", ref, path.Join(dst, "NAME"))
-		}
-		return s.WriteFile(ctx, ref, dst, 0, o.f.io.in)
-	}
-	st, err := os.Stat(o.src.path)
-	if err != nil {
-		return sandboxer.E(sandboxer.NotFound, err, "%s cannot be read", o.src.path)
-	}
-	if into {
-		abs, err := filepath.Abs(o.src.path)
-		if err != nil {
-			return sandboxer.E(sandboxer.Invalid, err, "%s cannot be made absolute", o.src.path)
-		}
-		// As with cp -r: "dir/." means what is in it.
-		if base := filepath.Base(o.src.path); !st.IsDir() || base != "." {
-			dst = path.Join(dst, filepath.Base(abs))
-		}
-	}
-	if !st.IsDir() {
-		if !st.Mode().IsRegular() {
-			return invalid("%s is neither a file nor a directory", o.src.path)
-		}
-		f, err := os.Open(o.src.path)
-		if err != nil {
-			return sandboxer.E(sandboxer.Invalid, err, "%s cannot be read", o.src.path)
-		}
-		defer f.Close()
-		return s.WriteFile(ctx, ref, dst, st.Mode().Perm(), f)
-	}
-	if err := s.MakeDir(ctx, ref, dst); err != nil {
-		return err
-	}
-	r, w := io.Pipe()
-	packed := make(chan error, 1)
-	go func() {
-		err := agent.Tar(w, o.src.path)
-		w.CloseWithError(err)
-		packed <- err
-	}()
-	var complaint tail
-	exit, err := s.Exec(ctx, ref, sandboxer.Cmd{Args: []string{"tar", "-x", "-f", "-", "-C", dst}, Dir: "/", Stdin: r, Stderr: &complaint})
-	r.Close()
-	perr := <-packed
-	switch {
-	case exit.Code == sandboxer.ExitNotFound:
-		return noTar(ref)
-	case perr != nil && !errors.Is(perr, io.ErrClosedPipe):
-		return sandboxer.E(sandboxer.KindOf(perr), perr, "%s cannot be packed: %v", o.src.path, perr)
-	case err != nil:
-		return err
-	case exit.Code != 0:
-		return sandboxer.E(sandboxer.Failed, nil, "tar in sandbox %s ended with %d: %s", ref, exit.Code, complaint.text())
-	}
-	return nil
-}
-
-func noTar(ref string) error {
-	return sandboxer.E(sandboxer.Unsupported, nil, "sandbox %s has no tar, which copying directories needs", ref).
-		WithHint("copy the files one by one, or use an image with tar")
-}
-
-func copyOut(ctx context.Context, o *cpOptions, s *session) error {
-	ref := o.src.ref
-	src, err := inside(ctx, s, ref, o.src.path)
-	if err != nil {
-		return err
-	}
-	fi, err := s.StatFile(ctx, ref, src)
-	if err != nil {
-		return err
-	}
-	if o.dst.stdio {
-		if fi.Type == api.TypeDir {
-			return invalid("%s:%s is a directory", ref, src).WithHint("sandboxer exec %s -- tar -c -C %s .", ref, src)
-		}
-		_, err := pour(ctx, s, o.f.io.stdout, ref, src, o.bounds.size)
-		return err
-	}
-	dst := o.dst.path
-	into := strings.HasSuffix(dst, "/")
-	if st, err := os.Stat(dst); err == nil {
-		if into && !st.IsDir() {
-			return sandboxer.E(sandboxer.Conflict, nil, "%s is not a directory", dst)
-		}
-		into = into || st.IsDir()
-	}
-	if into && (fi.Type != api.TypeDir || path.Base(o.src.path) != ".") {
-		dst = filepath.Join(dst, path.Base(src))
-	}
-	if fi.Type != api.TypeDir {
-		return copyFileOut(ctx, s, ref, src, dst, fi.FileMode().Perm(), o.bounds)
-	}
-	if _, err := os.Lstat(dst); err == nil {
-		err := copyTreeOut(ctx, s, ref, src, dst, o.bounds)
-		var e *sandboxer.Error
-		if errors.As(err, &e) {
-			more := *e
-			more.Msg += "; what is in " + dst + " is incomplete"
-			return &more
-		}
-		return err
-	}
-	// What breaks off must not look like a whole copy.
-	if err := os.MkdirAll(filepath.Dir(filepath.Clean(dst)), 0o777); err != nil {
-		return sandboxer.E(sandboxer.Invalid, err, "%s cannot be made", filepath.Dir(dst))
-	}
-	tmp, err := os.MkdirTemp(filepath.Dir(filepath.Clean(dst)), ".sandboxer-*")
-	if err != nil {
-		return sandboxer.E(sandboxer.Invalid, err, "%s cannot be written", dst)
-	}
-	defer removeTree(tmp)
-	tree := filepath.Join(tmp, "tree") // with the mode that the system gives, not this one's
-	if err := copyTreeOut(ctx, s, ref, src, tree, o.bounds); err != nil {
-		return err
-	}
-	if err := os.Rename(tree, dst); err != nil {
-		return sandboxer.E(sandboxer.Invalid, err, "%s cannot be written", dst)
-	}
-	return nil
-}
-
-// removeTree removes what was copied, also directories that nobody may write to.
-func removeTree(dir string) {
-	if os.RemoveAll(dir) == nil {
-		return
-	}
-	_ = filepath.WalkDir(dir, func(name string, d fs.DirEntry, err error) error {
-		if d != nil && d.IsDir() {
-			_ = os.Chmod(name, 0o700)
-		}
-		return nil
-	})
-	_ = os.RemoveAll(dir)
-}
-
-// mostPadding bounds what may follow an archive's end; GNU tar pads to 10 KiB.
-const mostPadding = 1 << 20
-
-// copyTreeOut unpacks what the sandbox's tar says of a directory.
-func copyTreeOut(ctx context.Context, s *session, ref, src, dst string, bounds cpBounds) error {
-	ctx, seen, stop := watched(ctx, ref, bounds.idle)
-	defer stop()
-	r, w := io.Pipe()
-	unpacked := make(chan error, 1)
-	go func() {
-		err := agent.Untar(r, dst, agent.UntarOptions{Replace: true, Limits: agent.TarLimits{Entries: bounds.files, Bytes: bounds.size}})
-		if err == nil {
-			var n int64
-			if n, err = io.Copy(io.Discard, io.LimitReader(r, mostPadding+1)); err == nil && n > mostPadding {
-				err = sandboxer.E(sandboxer.Invalid, nil, "what follows the archive of sandbox %s does not end", ref)
-			}
-		}
-		r.CloseWithError(err)
-		unpacked <- err
-	}()
-	var complaint tail
-	exit, err := s.Exec(ctx, ref, sandboxer.Cmd{Args: []string{"tar", "-c", "-f", "-", "-C", src, "."}, Dir: "/", Stdout: seeing{w: w, seen: seen}, Stderr: &complaint})
-	w.Close()
-	uerr := <-unpacked
-	broken := uerr != nil && !errors.Is(uerr, io.ErrUnexpectedEOF) // and not just cut off
-	switch {
-	case exit.Code == sandboxer.ExitNotFound:
-		return noTar(ref)
-	case err != nil && context.Cause(ctx) != nil:
-		return reason(ctx, err)
-	case broken && sandboxer.KindOf(uerr) == sandboxer.Exhausted:
-		return sandboxer.E(sandboxer.Exhausted, uerr, "%s:%s is not copied: %s", ref, src, sentence(uerr)).WithHint("raise --max-size or --max-files, if you trust it")
-	case broken:
-		return uerr
-	case exit.Code != 0:
-		return sandboxer.E(sandboxer.Failed, nil, "tar in sandbox %s ended with %d: %s", ref, exit.Code, complaint.text())
-	case uerr != nil:
-		return uerr
-	}
-	return err
-}
-
-// copyFileOut replaces dst by the file when all of it is there.
-func copyFileOut(ctx context.Context, s *session, ref, src, dst string, mode fs.FileMode, bounds cpBounds) (err error) {
-	ctx, seen, stop := watched(ctx, ref, bounds.idle)
-	defer stop()
-	defer func() { err = reason(ctx, err) }()
-	r, err := s.ReadFile(ctx, ref, src)
-	if err != nil {
-		return err
-	}
-	defer r.Close()
-	if err := os.MkdirAll(filepath.Dir(dst), 0o777); err != nil {
-		return sandboxer.E(sandboxer.Invalid, err, "%s cannot be made", filepath.Dir(dst))
-	}
-	tmp, err := os.CreateTemp(filepath.Dir(dst), ".sandboxer-*")
-	if err != nil {
-		return sandboxer.E(sandboxer.Invalid, err, "%s cannot be written", dst)
-	}
-	defer os.Remove(tmp.Name())
-	n, err := io.Copy(tmp, io.LimitReader(seeing{r: r, seen: seen}, bounds.size+1))
-	if err == nil && n > bounds.size {
-		return sandboxer.E(sandboxer.Exhausted, nil, "%s:%s is not copied: it takes more than %s", ref, src, size(bounds.size)).WithHint("raise --max-size, if you trust it")
-	}
-	if err = errors.Join(err, tmp.Chmod(mode), tmp.Close()); err != nil {
-		if sandboxer.KindOf(err) == sandboxer.Internal {
-			err = sandboxer.E(sandboxer.Invalid, err, "%s cannot be written", dst)
-		}
-		return err
-	}
-	if err := os.Rename(tmp.Name(), dst); err != nil {
-		return sandboxer.E(sandboxer.Invalid, err, "%s cannot be written", dst)
-	}
-	return nil
-}
-
-// tail keeps the beginning of what a helper in the sandbox complains about.
-type tail struct{ b []byte }
-
-func (t *tail) Write(p []byte) (int, error) {
-	t.b = append(t.b, p[:min(len(p), max(0, 2000-len(t.b)))]...)
-	return len(p), nil
-}
-
-func (t *tail) text() string { return strings.TrimSpace(string(t.b)) }

@@ -7,19 +7,19 @@ import (
 	"time"
 )
 
-// frugal keeps the memory of a server close to what it uses, until ctx ends. A thousand
-// commands that are waited for are nearly all stacks, and half of the memory would be room
+// frugal keeps the memory of a server close to what it uses, until ctx ends. The memory of a thousand
+// waiting commands is nearly all stacks, and half of it would be room
 // for garbage that they do not make.
 func frugal(ctx context.Context) {
 	const (
 		every  = time.Second
-		still  = 512 << 10 // allocated since the last look, while nobody asks for anything
+		still  = 512 << 10 // allocated since the last look, without requests
 		stills = 3         // looks at which that was so, before memory is given back
-		little = 8 << 20   // allocated since the last look, by somebody who does little
+		little = 8 << 20   // allocated since the last look, with few requests
 		while  = 30        // looks after which it is given back all the same
 		unused = 8 << 20   // worth giving back
 
-		// Of the program's file. More is there after every burst; to have it back from the
+		// Of the program's file. After every burst there is more of it; to read it back from the
 		// page cache takes less than a millisecond.
 		ofFile = 16 << 20
 	)
@@ -29,8 +29,8 @@ func frugal(ctx context.Context) {
 	}
 	percent, allocated := 100, uint64(0)
 	started := false
-	// Whoever asks once in a while would pay each time for what was given back: collecting
-	// garbage, memory that is cleared, pages that are found again.
+	// An occasional request would pay for that each time: collecting
+	// garbage, clearing memory, finding pages again.
 	quiet, since := 0, 0
 	tick := time.NewTicker(every)
 	defer tick.Stop()
@@ -46,7 +46,7 @@ func frugal(ctx context.Context) {
 			debug.SetGCPercent(p)
 			percent = p
 		}
-		// Starting took more than staying does, and so did a burst that is over.
+		// The start took more than is needed now, and so did a past burst.
 		garbage := objects - min(objects, live)
 		quiet, since = quiet+1, since+1
 		if allocs-allocated >= still {
@@ -67,9 +67,9 @@ func frugal(ctx context.Context) {
 	}
 }
 
-// gcPercent is how much garbage there may be beside so many bytes in use, in percent of
-// them: of few as much again, of many less, but never so little that collecting it is all
-// that is done.
+// gcPercent is how much garbage there may be in addition to used bytes, in percent of
+// them: with few bytes in use as much again, with many less, but never so little that the program does
+// nothing but collect it.
 func gcPercent(used uint64) int {
 	const few, room = 16 << 20, 10 << 20
 	if used <= few {

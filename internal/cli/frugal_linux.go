@@ -9,9 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// givePagesBack lets go of the pages of the program's own file, most of which were needed
-// to start it, or for a burst. They come back, as a rule from the page cache, when they are
-// needed again.
+// givePagesBack releases the pages of the program's own file. Most of them were needed
+// only to start it, or for a burst. When they are needed again, they come back, usually from
+// the page cache.
 func givePagesBack() {
 	self, err := os.Readlink("/proc/self/exe")
 	if err != nil {
@@ -31,15 +31,15 @@ func givePagesBack() {
 			_, err := fmt.Sscanf(field[0], "%x-%x", &start, &end)
 			ours = err == nil && field[5] == self && !strings.Contains(field[1], "w") && strings.HasSuffix(field[1], "p")
 		}
-		// What was written to once, such as addresses that the loader put in, is there only.
+		// Pages that were written to once, such as addresses that the loader put in, exist only in memory.
 		if ours && len(field) == 3 && field[0] == "Anonymous:" && field[1] == "0" {
 			_, _, _ = unix.Syscall(unix.SYS_MADVISE, uintptr(start), uintptr(end-start), unix.MADV_DONTNEED)
 		}
 	}
 }
 
-// pagesOfFiles returns how many bytes of files this process has in its memory; 0 where that
-// cannot be told.
+// pagesOfFiles returns how many bytes of files this process has in its memory; 0 if that
+// is not known.
 func pagesOfFiles() uint64 {
 	b, err := os.ReadFile("/proc/self/statm")
 	if err != nil {

@@ -33,10 +33,10 @@ func (g *guestOptions) register(c *cobra.Command, withEnv bool) {
 	if withEnv {
 		g.env.bind(fl)
 	}
-	fl.StringVarP(&g.user, "user", "u", "", "`user` name or uid[:gid] inside")
-	fl.StringVar(&g.service, "service", "", "`name` of the compose service to run in; default: the sandbox's own")
-	fl.StringVarP(&g.dir, "workdir", "w", "", "absolute `directory` inside; default: the workspace")
-	fl.BoolVarP(&g.interactive, "interactive", "i", false, "pass on stdin (default: yes)")
+	fl.StringVarP(&g.user, "user", "u", "", "`USER` name or uid[:gid] inside")
+	fl.StringVar(&g.service, "service", "", "`NAME` of the compose service to run in (default: the sandbox's default service)")
+	fl.StringVarP(&g.dir, "workdir", "w", "", "absolute `DIR` inside; default: the workspace")
+	fl.BoolVarP(&g.interactive, "interactive", "i", false, "pass stdin to the command (default: yes)")
 	fl.BoolVarP(&g.tty, "tty", "t", false, "give the command a terminal (default: when stdin and stdout are one)")
 }
 
@@ -87,8 +87,8 @@ func execIn(ctx context.Context, f *factory, s *session, ref string, g guestOpti
 	restore := func() {}
 	if g.tty {
 		size := sandboxer.WinSize{Cols: 80, Rows: 24}
-		if cols, rows, err := term.GetSize(int(f.io.stdout.Fd())); err == nil && cols > 0 && rows > 0 {
-			size = sandboxer.WinSize{Cols: uint16(cols), Rows: uint16(rows)}
+		if s, ok := f.io.size(); ok {
+			size = s
 		}
 		cmd.TTY = &size
 		resize := make(chan sandboxer.WinSize, 1)
@@ -102,9 +102,9 @@ func execIn(ctx context.Context, f *factory, s *session, ref string, g guestOpti
 				case <-ctx.Done():
 					return
 				case <-winch:
-					if cols, rows, err := term.GetSize(int(f.io.stdout.Fd())); err == nil {
+					if s, ok := f.io.size(); ok {
 						select {
-						case resize <- sandboxer.WinSize{Cols: uint16(cols), Rows: uint16(rows)}:
+						case resize <- s:
 						case <-ctx.Done():
 							return
 						}
@@ -115,7 +115,7 @@ func execIn(ctx context.Context, f *factory, s *session, ref string, g guestOpti
 		if f.io.inTTY && g.interactive {
 			old, err := term.MakeRaw(int(f.io.in.Fd()))
 			if err != nil {
-				return 0, sandboxer.E(sandboxer.Unavailable, err, "this terminal cannot be handed to the command")
+				return 0, sandboxer.E(sandboxer.Unavailable, err, "the command cannot use this terminal")
 			}
 			restore = sync.OnceFunc(func() { _ = term.Restore(int(f.io.in.Fd()), old) })
 		}
@@ -161,7 +161,7 @@ func execIn(ctx context.Context, f *factory, s *session, ref string, g guestOpti
 	return exit.Code, nil
 }
 
-// lostSandbox explains a command that broke off because its sandbox ended.
+// lostSandbox explains a command that was cut off because its sandbox ended.
 func lostSandbox(s *session, ref string, err error) error {
 	if errors.Is(err, sandboxer.Invalid) || errors.Is(err, sandboxer.Canceled) {
 		return err
@@ -175,7 +175,7 @@ func lostSandbox(s *session, ref string, err error) error {
 	return sandboxer.E(sandboxer.Failed, err, "the command broke off: sandbox %s is %s (%s)", sb.ID, sb.State, sb.Reason)
 }
 
-// whyKilled tells what is known about a killed command.
+// whyKilled describes why a command was killed, as far as that is known.
 func whyKilled(s *session, ref string) string {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
@@ -191,8 +191,8 @@ func whyKilled(s *session, ref string) string {
 	return ""
 }
 
-// whyOOM tells the limit that was exceeded and what became of the sandbox. The broker
-// looks after one whose command was killed so, which takes it a moment.
+// whyOOM names the limit that was exceeded and the state of the sandbox. After such a kill the broker
+// probes the sandbox, which takes it a moment.
 func whyOOM(s *session, ref string) string {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 	defer cancel()
@@ -224,7 +224,7 @@ type execOptions struct {
 	guestOptions
 }
 
-func newCmdExec(f *factory, runF func(context.Context, *execOptions) error) *cobra.Command {
+func newCmdExec(f *factory, run func(context.Context, *execOptions) error) *cobra.Command {
 	o := &execOptions{refOptions: refOptions{f: f}}
 	c := &cobra.Command{
 		Use:   "exec ID [flags] -- CMD…",
@@ -242,10 +242,7 @@ func newCmdExec(f *factory, runF func(context.Context, *execOptions) error) *cob
 			if err := o.build(f, args[1:]); err != nil {
 				return err
 			}
-			if runF != nil {
-				return runF(cmd.Context(), o)
-			}
-			return execRun(cmd.Context(), o)
+			return run(cmd.Context(), o)
 		},
 	}
 	o.register(c, true)
@@ -265,7 +262,7 @@ func execRun(ctx context.Context, o *execOptions) error {
 	return &exitError{code, nil}
 }
 
-func newCmdShell(f *factory, runF func(context.Context, *execOptions) error) *cobra.Command {
+func newCmdShell(f *factory) *cobra.Command {
 	o := &execOptions{refOptions: refOptions{f: f}}
 	c := &cobra.Command{
 		Use: "shell ID", Short: "Open a shell in a sandbox",
@@ -278,9 +275,6 @@ func newCmdShell(f *factory, runF func(context.Context, *execOptions) error) *co
 			if err := o.build(f, loginShell()); err != nil {
 				return err
 			}
-			if runF != nil {
-				return runF(cmd.Context(), o)
-			}
 			return execRun(cmd.Context(), o)
 		},
 	}
@@ -288,13 +282,13 @@ func newCmdShell(f *factory, runF func(context.Context, *execOptions) error) *co
 	return c
 }
 
-// terminalEnv is what a command on a terminal learns of it: what it can show, and how its
+// terminalEnv tells a command on a terminal what the terminal can show, and how its
 // user writes texts, times and figures.
 var terminalEnv = []string{"TERM", "COLORTERM", "LC_ALL", "LC_CTYPE", "LC_COLLATE", "LC_MESSAGES", "LC_MONETARY", "LC_NUMERIC", "LC_TIME",
 	"LC_ADDRESS", "LC_IDENTIFICATION", "LC_MEASUREMENT", "LC_NAME", "LC_PAPER", "LC_TELEPHONE"}
 
-// loginShell starts the best shell there is. Where neither sandbox nor user says anything of
-// texts they are UTF-8: without, shells take wide characters for several.
+// loginShell starts the best available shell. If neither sandbox nor user sets a
+// locale, it is UTF-8: otherwise shells take a wide character for several.
 func loginShell() []string {
 	return []string{"/bin/sh", "-c", `[ -n "$LANG$LC_ALL$LC_CTYPE" ] || export LANG=C.UTF-8; if command -v bash >/dev/null 2>&1; then exec bash -l; fi; exec sh -l`}
 }
@@ -306,12 +300,12 @@ type runOptions struct {
 	keep bool
 }
 
-func newCmdRun(f *factory, runF func(context.Context, *runOptions) error) *cobra.Command {
+func newCmdRun(f *factory, run func(context.Context, *runOptions) error) *cobra.Command {
 	o := &runOptions{f: f}
 	o.noMain = true
 	c := &cobra.Command{
 		Use:   "run [PROFILE|IMAGE] [flags] [-- CMD…]",
-		Short: "Run a command in a sandbox of its own and destroy that",
+		Short: "Run a command in a new sandbox and destroy it",
 		Long: "Create a sandbox, run CMD in it (a shell if there is none and this is a terminal), and destroy it. Exits with\n" +
 			"CMD's exit code; 125 means that sandboxer itself failed. Without a server, everything happens in this process.\n\n" +
 			"While the sandbox is created, the first interrupt destroys it; later, interrupts go to CMD and the third kills it.",
@@ -319,7 +313,7 @@ func newCmdRun(f *factory, runF func(context.Context, *runOptions) error) *cobra
 		Annotations:       map[string]string{guestCommand: "yes", ownSignals: "yes"},
 		ValidArgsFunction: f.completeProfiles,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := o.split(cmd, args); err != nil {
+			if err := o.split(f, cmd, args); err != nil {
 				return err
 			}
 			o.settle(f, cmd)
@@ -331,22 +325,19 @@ func newCmdRun(f *factory, runF func(context.Context, *runOptions) error) *cobra
 			}
 			if len(o.command) == 0 {
 				if !o.tty {
-					return invalid("no command is given, and this is no terminal for a shell").WithHint("write it after --: sandboxer run -- CMD…")
+					return invalid("no command is given, and a shell needs a terminal").WithHint("write it after --: sandboxer run -- CMD…")
 				}
 				o.command = loginShell()
 			}
 			if err := o.guestOptions.build(f, o.command); err != nil {
 				return err
 			}
-			if runF != nil {
-				return runF(cmd.Context(), o)
-			}
-			return runRun(cmd.Context(), o)
+			return run(cmd.Context(), o)
 		},
 	}
 	o.requestOptions.register(f, c)
 	o.guestOptions.register(c, false)
-	c.Flags().BoolVar(&o.keep, "keep", false, "leave the sandbox there until its time is over")
+	c.Flags().BoolVar(&o.keep, "keep", false, "keep the sandbox until it expires")
 	return c
 }
 
@@ -357,11 +348,11 @@ func runRun(ctx context.Context, o *runOptions) error {
 	defer release()
 	connect := o.f.connectOrEmbed
 	if o.keep {
-		connect = o.f.connectOrStart // somebody must end it
+		connect = o.f.connectOrStart // a server must end it
 	}
-	// Everything up to the command ends at the first interrupt, but for the request: its
-	// answer tells what is to be destroyed. That is waited for until the second.
-	order, drop := context.WithCancel(ctx)
+	// Everything up to the command ends at the first interrupt, except the request: its
+	// answer names the sandbox to destroy, so it is awaited until the second.
+	request, drop := context.WithCancel(ctx)
 	defer drop()
 	begin, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -395,15 +386,15 @@ func runRun(ctx context.Context, o *runOptions) error {
 	if err := begin.Err(); err != nil {
 		return sandboxer.E(sandboxer.Canceled, err, "interrupted")
 	}
-	if sb, err = s.Create(order, req); err != nil {
+	if sb, err = s.Create(request, req); err != nil {
 		if errors.Is(err, sandboxer.Canceled) {
 			return sandboxer.E(sandboxer.Canceled, err, "interrupted")
 		}
-		return o.f.unread(ctx, s, req.Profile, err)
+		return o.refused(ctx, o.f, s, req.Profile, err)
 	}
-	id, ref, there := sb.ID, refOf(sb), sb.Found // somebody else's is not ours to destroy
+	id, ref, there := sb.ID, refOf(sb), sb.Found // one that another caller made is not ours to destroy
 	if there {
-		p.note("sandbox %s is there already; it is left when the command has ended", id)
+		p.note("sandbox %s exists already; it is kept when the command has ended", id)
 	}
 	if !o.keep && !there {
 		defer func() { finish(s, p, ref) }()
@@ -430,7 +421,7 @@ func runRun(ctx context.Context, o *runOptions) error {
 }
 
 // finish destroys the sandbox of run. A second interrupt leaves that to the sweep of
-// whoever has the data directory next.
+// the next process that has the data directory.
 func finish(s *session, p *progress, id string) {
 	hits, release := interrupts()
 	defer release()

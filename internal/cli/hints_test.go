@@ -15,10 +15,10 @@ import (
 	"testing"
 )
 
-// advice is where a text names a command to type: after punctuation, in a column of
+// advice is where a text names a command to type: after punctuation or "or", in parentheses, in a column of
 // its own, or in a substitution. Elsewhere "sandboxer" is a word of the sentence.
 var (
-	advice = regexp.MustCompile(`(?:[:;?|] +|  +|\$\()(sandboxer +[^\n]*)`)
+	advice = regexp.MustCompile(`(?:[:;?|,] +|  +|\(|\bor +)(sandboxer +[^\n]*)`)
 	verb   = regexp.MustCompile(`%[a-z]`)
 )
 
@@ -53,11 +53,10 @@ var notTyped = []struct{ begins, why string }{
 	{"host probe", "as that"},
 	{"host rm --force", "as that"},
 	{"network set", "the fake filters nothing; docs.TestCommands types it"},
-	{"adopt", "of what a database lost; TestMoves types it"},
-	{"snapshot adopt", "as that"},
 	{"forget", "of a sandbox that cannot be removed; composessh.TestProduct types it"},
 	{"backup restore --data-dir", "as a server says it that has found its database damaged; TestScripts/backup types it"},
 	{"backup restore FILE", "as that"},
+	{"port url", "needs a server that listens on an address; TestScripts types it"},
 	{"port forward", "goes on until it is interrupted; TestScripts types it"},
 	{"run local-public", "docs.TestCommands types it"},
 	{"run --input repo=. -- make test", "docs.TestCommands types it, in a project with that"},
@@ -152,24 +151,27 @@ func TestHintsAreTyped(t *testing.T) {
 		if out, err := run(words...); err != nil {
 			t.Errorf("%s: sandboxer %s: %v\n%s", at, said, err, out)
 		}
+		if words[0] == "backup" && len(words) > 1 && words[1] == "restore" {
+			exists("status", "up")
+			if out, err := run("accept"); err != nil { // else the audit of doctor has something to say
+				t.Errorf("accept: %v\n%s", err, out)
+			}
+		}
 	}
 	eachCommand(t, try)
-	pages, err := filepath.Glob(filepath.Join("..", "..", "docs", "*.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, page := range append(pages, filepath.Join("..", "..", "README.md")) {
+	for _, page := range append(docPages(t), filepath.Join("..", "..", "README.md")) {
 		data, err := os.ReadFile(page)
 		if err != nil {
 			t.Fatal(err)
 		}
 		// What is in blocks docs.TestCommands types.
 		for _, m := range codeSpan.FindAllStringSubmatch(codeBlock.ReplaceAllString(string(data), ""), -1) {
-			cmd, rest, err := newCmdRoot(testFactory(t)).Find(shellWords(m[1])[1:])
+			line := strings.Join(strings.Fields(m[1]), " ") // a page may be wrapped in it
+			cmd, rest, err := newCmdRoot(testFactory(t)).Find(shellWords(line)[1:])
 			if err == nil && len(rest) == 0 && (cmd.ValidateArgs(nil) != nil || cmd.HasSubCommands() && !cmd.Runnable()) {
 				continue // the name of a command
 			}
-			try(page, m[1])
+			try(page, line)
 		}
 	}
 }
@@ -205,8 +207,8 @@ func eachCommand(t *testing.T, f func(at, line string)) {
 	}
 }
 
-// eachText calls f with every constant text of the file. A hint's begins with ": ",
-// because a hint may be nothing but a command.
+// eachText calls f with every constant text of the file. A hint's begins with ": ", because a hint may be
+// nothing but a command.
 func eachText(file *ast.File, f func(token.Pos, string)) {
 	hint := map[ast.Expr]bool{}
 	ast.Inspect(file, func(n ast.Node) bool {
@@ -302,6 +304,8 @@ func TestCommandsIn(t *testing.T) {
 		"kept: sandboxer shell %s   |   sandboxer rm %s":     "sandboxer shell x   |   sandboxer rm x&sandboxer rm x",
 		"  sandboxer ls     all\n  sandboxer --help":         "sandboxer ls     all&sandboxer --help",
 		"listen on: sandboxer port forward x %d":             "sandboxer port forward x 1",
+		"drop some (sandboxer snapshot rm ID), or ask":       "sandboxer snapshot rm ID), or ask",
+		"if paused, sandboxer resume %s; or sandboxer wait":  "sandboxer resume x; or sandboxer wait&sandboxer wait",
 		"sandboxer itself failed; run sandboxer as root":     "",
 		"what sandboxer made":                                "",
 		"a: b\nID=$(sandboxer create -q)":                    "sandboxer create -q)",

@@ -15,12 +15,12 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/sshrun"
 )
 
-// hostDir is where the hosts are written down, in the data directory.
+// hostDir is where the records of hosts are, in the data directory.
 const hostDir = "hosts"
 
 func newCmdHost(f *factory) *cobra.Command {
 	return newGroup("host", "Hosts that are reached over SSH: add, probe, drain and remove them", []string{"hosts"},
-		newCmdHostLs(f, nil), newCmdHostAdd(f, nil), newCmdHostProbe(f, nil), newCmdHostDrain(f, nil), newCmdHostRm(f, nil))
+		newCmdHostLs(f), newCmdHostAdd(f), newCmdHostProbe(f), newCmdHostDrain(f), newCmdHostRm(f))
 }
 
 // hosts returns the registry of this machine's broker.
@@ -30,6 +30,16 @@ func (f *factory) hosts() (*sshrun.Registry, error) {
 		return nil, err
 	}
 	return sshrun.NewRegistry(filepath.Join(s.get("data_dir"), hostDir)), nil
+}
+
+// host returns a host, and the registry that has it.
+func (f *factory) host(name string) (*sshrun.Registry, sshrun.Record, error) {
+	reg, err := f.hosts()
+	if err != nil {
+		return nil, sshrun.Record{}, err
+	}
+	rec, err := reg.Host(name)
+	return reg, rec, err
 }
 
 func hostView() view[*sshrun.Record] {
@@ -90,7 +100,7 @@ func hostView() view[*sshrun.Record] {
 			}
 			rows = append(rows, [2]string{"labels", pairs(h.Labels)}, [2]string{"system", f.System}, [2]string{"engine", engine(h)},
 				[2]string{"compose", compose(h)})
-			for _, tool := range []string{"tar", "zstd", "rsync", "git"} {
+			for _, tool := range []string{"tar", "zstd", "git"} {
 				at := f.Tools[tool]
 				if at == "" {
 					at = "missing"
@@ -104,30 +114,23 @@ func hostView() view[*sshrun.Record] {
 	}
 }
 
-func newCmdHostLs(f *factory, runF func(context.Context, *plainOptions) error) *cobra.Command {
-	o := &plainOptions{f}
+func newCmdHostLs(f *factory) *cobra.Command {
 	return &cobra.Command{
-		Use: "ls", Aliases: []string{"list"}, Short: "List the hosts, with what their last probe told", Args: wants(0, 0, "no arguments"),
+		Use: "ls", Aliases: []string{"list"}, Short: "List the hosts, with the results of their last probe", Args: wants(0, 0, "no arguments"),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if runF != nil {
-				return runF(cmd.Context(), o)
-			}
-			return hostLsRun(cmd.Context(), o)
+			return hostLsRun(f)
 		},
 	}
 }
 
-func hostLsRun(_ context.Context, o *plainOptions) error {
-	reg, err := o.f.hosts()
+func hostLsRun(f *factory) error {
+	reg, err := f.hosts()
 	if err != nil {
 		return err
 	}
 	all, damaged := reg.Hosts()
-	l := &api.List[*sshrun.Record]{SchemaVersion: api.SchemaVersion, Items: []*sshrun.Record{}}
-	for i := range all {
-		l.Items = append(l.Items, &all[i])
-	}
-	if err := printList(o.f, l, hostView()); err != nil {
+	l := pointers(&api.List[sshrun.Record]{SchemaVersion: api.SchemaVersion, Items: all})
+	if err := printList(f, l, hostView()); err != nil {
 		return err
 	}
 	return damaged
@@ -138,19 +141,18 @@ type hostAddOptions struct {
 	rec         sshrun.Record
 	fingerprint string
 	yes         bool
-	transport   string
 }
 
-func newCmdHostAdd(f *factory, runF func(context.Context, *hostAddOptions) error) *cobra.Command {
+func newCmdHostAdd(f *factory) *cobra.Command {
 	o := &hostAddOptions{f: f}
 	var labels []string
 	c := &cobra.Command{
 		Use:   "add NAME [SSH-TARGET]",
-		Short: "Add a host after its key was looked at, or trust its new key",
-		Long: "Add a host under NAME. SSH-TARGET is what one would type after ssh: an alias of ~/.ssh/config, host or user@host;\n" +
+		Short: "Add a host and trust its key, or trust its new key",
+		Long: "Add a host under NAME. SSH-TARGET is the destination of ssh: an alias of ~/.ssh/config, host or user@host;\n" +
 			"without it NAME is the target. The key that the host shows is printed and must be trusted: by an answer on the\n" +
-			"terminal, by --fingerprint, or unseen by --yes. From then on no other key is accepted. Adding a host again with\n" +
-			"another target or key replaces it. It is logged in to before it is written down.",
+			"terminal, by --fingerprint, or without a check by --yes. From then on no other key is accepted. Adding a host again with\n" +
+			"another target or key replaces it. The host is stored only after a login succeeded.",
 		Args: wants(1, 2, "a name and a target for ssh"), ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.rec.Name, o.rec.Addr = args[0], args[len(args)-1]
@@ -168,23 +170,18 @@ func newCmdHostAdd(f *factory, runF func(context.Context, *hostAddOptions) error
 					return invalid("--identity: %q cannot be made absolute", o.rec.IdentityFile)
 				}
 			}
-			if runF != nil {
-				return runF(cmd.Context(), o)
-			}
 			return hostAddRun(cmd.Context(), o)
 		},
 	}
 	fl := c.Flags()
-	fl.IntVar(&o.rec.Port, "port", 0, "`port` of its SSH server (default: as ssh would)")
-	fl.StringVar(&o.rec.IdentityFile, "identity", "", "`file` with the private key; its name is kept, never its content")
-	fl.StringVar(&o.rec.ProxyJump, "jump", "", "`targets` to go through, as ssh -J takes them")
-	fl.IntVar(&o.rec.Capacity, "capacity", 0, "`number` of sandboxes at once, at most (default: as the extension says)")
-	fl.StringVar(&o.rec.Only, "only", "", "what it is for alone: `compose` projects, or machines, the workspaces of ext.vm-packer (default: both)")
-	fl.StringArrayVar(&labels, "label", nil, "label `key=value`")
-	fl.StringVar(&o.fingerprint, "fingerprint", "", "trust the key with this `SHA256:…` and no other")
-	fl.BoolVar(&o.yes, "yes", false, "trust whatever key it shows now")
-	fl.StringVar(&o.transport, "transport", "", "`way` to speak SSH: openssh or native (default: openssh where it is)")
-	complete(c, "transport", "openssh", "native")
+	fl.IntVar(&o.rec.Port, "port", 0, "`PORT` of its SSH server (default: that of ssh)")
+	fl.StringVar(&o.rec.IdentityFile, "identity", "", "`FILE` with the private key; only its name is stored")
+	fl.StringVar(&o.rec.ProxyJump, "jump", "", "`TARGETS` to go through, as ssh -J takes them")
+	fl.IntVar(&o.rec.Capacity, "capacity", 0, "maximum `NUMBER` of sandboxes at the same time (default: that of the extension)")
+	fl.StringVar(&o.rec.Only, "only", "", "the only `USE` of it: compose, for projects, or machines, for the workspaces of ext.vm-packer (default: both)")
+	fl.StringArrayVar(&labels, "label", nil, "label `KEY=VALUE`")
+	fl.StringVar(&o.fingerprint, "fingerprint", "", "trust the key with this `FINGERPRINT` (SHA256:…) and no other")
+	fl.BoolVar(&o.yes, "yes", false, "trust the key that it shows now")
 	complete(c, "only", sshrun.OnlyCompose, sshrun.OnlyMachines)
 	return c
 }
@@ -195,10 +192,10 @@ func hostAddRun(ctx context.Context, o *hostAddOptions) error {
 		return err
 	}
 	if o.fingerprint == "" && !o.yes && !o.f.io.inTTY {
-		return invalid("nobody can be asked whether the key of host %s is right", o.rec.Name).
-			WithHint("add --fingerprint SHA256:… as the host's owner tells it, or --yes to trust it unseen")
+		return invalid("confirmation is needed that the key of host %s is right, and stdin is not a terminal", o.rec.Name).
+			WithHint("add --fingerprint SHA256:… from the host's owner, or --yes to trust the key unseen")
 	}
-	pool, err := sshrun.New(sshrun.Options{Transport: o.transport})
+	pool, err := sshrun.New(sshrun.Options{})
 	if err != nil {
 		return err
 	}
@@ -229,7 +226,7 @@ func hostAddRun(ctx context.Context, o *hostAddOptions) error {
 			return err
 		}
 		if !ok {
-			return sandboxer.E(sandboxer.Denied, nil, "the key of host %s was not trusted; nothing was written down", o.rec.Name)
+			return sandboxer.E(sandboxer.Denied, nil, "the key of host %s was not trusted; nothing was stored", o.rec.Name)
 		}
 	}
 	o.rec.HostKeys, o.rec.State, o.rec.AddedAt = keys, sshrun.Active, time.Now().UTC().Truncate(time.Second)
@@ -243,7 +240,7 @@ func hostAddRun(ctx context.Context, o *hostAddOptions) error {
 	return printOne(o.f, &o.rec, hostView())
 }
 
-// probeHost looks at the host and writes down what it told.
+// probeHost probes the host and records the results.
 func probeHost(ctx context.Context, pool *sshrun.Pool, reg *sshrun.Registry, rec *sshrun.Record) error {
 	h, err := pool.Host(rec.Target())
 	if err != nil {
@@ -257,42 +254,22 @@ func probeHost(ctx context.Context, pool *sshrun.Pool, reg *sshrun.Registry, rec
 	return reg.Put(*rec)
 }
 
-type hostOptions struct {
-	f         *factory
-	name      string
-	undo      bool
-	force     bool
-	transport string
-}
-
-func newCmdHostProbe(f *factory, runF func(context.Context, *hostOptions) error) *cobra.Command {
-	o := &hostOptions{f: f}
-	c := &cobra.Command{
-		Use: "probe NAME", Short: "Log in to a host and tell what it offers", Args: wants(1, 1, "the name of one host"),
-		Long: "Log in to a host and tell what it offers: its key, engine, compose, tools, disk, clock and latency. Nothing is changed there.",
+func newCmdHostProbe(f *factory) *cobra.Command {
+	return &cobra.Command{
+		Use: "probe NAME", Short: "Log in to a host and show what it offers", Args: wants(1, 1, "the name of one host"),
+		Long: "Log in to a host and show its key, engine, compose, tools, disk, clock and latency. This changes nothing there.",
 		RunE: func(cmd *cobra.Command, args []string) error {
-			o.name = args[0]
-			if runF != nil {
-				return runF(cmd.Context(), o)
-			}
-			return hostProbeRun(cmd.Context(), o)
+			return hostProbeRun(cmd.Context(), f, args[0])
 		},
 	}
-	c.Flags().StringVar(&o.transport, "transport", "", "`way` to speak SSH: openssh or native (default: openssh where it is)")
-	complete(c, "transport", "openssh", "native")
-	return c
 }
 
-func hostProbeRun(ctx context.Context, o *hostOptions) error {
-	reg, err := o.f.hosts()
+func hostProbeRun(ctx context.Context, f *factory, name string) error {
+	reg, rec, err := f.host(name)
 	if err != nil {
 		return err
 	}
-	rec, err := reg.Host(o.name)
-	if err != nil {
-		return err
-	}
-	pool, err := sshrun.New(sshrun.Options{Transport: o.transport})
+	pool, err := sshrun.New(sshrun.Options{})
 	if err != nil {
 		return err
 	}
@@ -300,57 +277,48 @@ func hostProbeRun(ctx context.Context, o *hostOptions) error {
 	if err := probeHost(ctx, pool, reg, &rec); err != nil {
 		return err
 	}
-	return printOne(o.f, &rec, hostView())
+	return printOne(f, &rec, hostView())
 }
 
-func newCmdHostDrain(f *factory, runF func(context.Context, *hostOptions) error) *cobra.Command {
-	o := &hostOptions{f: f}
+func newCmdHostDrain(f *factory) *cobra.Command {
+	var undo bool
 	c := &cobra.Command{
-		Use: "drain NAME", Short: "Have a host take no new sandbox; those that it has go on", Args: wants(1, 1, "the name of one host"),
+		Use: "drain NAME", Short: "Stop a host from taking new sandboxes; its sandboxes keep running", Args: wants(1, 1, "the name of one host"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			o.name = args[0]
-			if runF != nil {
-				return runF(cmd.Context(), o)
+			reg, rec, err := f.host(args[0])
+			if err != nil {
+				return err
 			}
-			return hostDrainRun(cmd.Context(), o)
+			rec.State = sshrun.Draining
+			if undo {
+				rec.State = sshrun.Active
+			}
+			if err := reg.Put(rec); err != nil {
+				return err
+			}
+			f.progress().done("host %s is %s", rec.Name, rec.State)
+			return nil
 		},
 	}
-	c.Flags().BoolVar(&o.undo, "undo", false, "have it take sandboxes again")
+	c.Flags().BoolVar(&undo, "undo", false, "let it take sandboxes again")
 	return c
 }
 
-func hostDrainRun(_ context.Context, o *hostOptions) error {
-	reg, err := o.f.hosts()
-	if err != nil {
-		return err
-	}
-	rec, err := reg.Host(o.name)
-	if err != nil {
-		return err
-	}
-	rec.State = sshrun.Draining
-	if o.undo {
-		rec.State = sshrun.Active
-	}
-	if err := reg.Put(rec); err != nil {
-		return err
-	}
-	o.f.progress().done("host %s is %s", rec.Name, rec.State)
-	return nil
+type hostRmOptions struct {
+	f     *factory
+	name  string
+	force bool
 }
 
-func newCmdHostRm(f *factory, runF func(context.Context, *hostOptions) error) *cobra.Command {
-	o := &hostOptions{f: f}
+func newCmdHostRm(f *factory) *cobra.Command {
+	o := &hostRmOptions{f: f}
 	c := &cobra.Command{
 		Use: "rm NAME", Aliases: []string{"remove"}, Short: "Forget a drained host", Args: wants(1, 1, "the name of one host"),
-		Long: "Forget a host, with the key that it was trusted with. Sandboxes there could no longer be ended, so it must be drained\n" +
-			"and its sandboxes destroyed first, of which the database is asked. What is kept there between sandboxes is removed (sandboxer\n" +
-			"cache ls). --force forgets the host as it is, and changes nothing there.",
+		Long: "Forget a host and its trusted key. Its sandboxes could no longer be ended, so drain the host and destroy its sandboxes\n" +
+			"first; the database tells whether any are left. The caches there (sandboxer cache ls) are removed. --force forgets the\n" +
+			"host without these checks and changes nothing there.",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.name = args[0]
-			if runF != nil {
-				return runF(cmd.Context(), o)
-			}
 			return hostRmRun(cmd.Context(), o)
 		},
 	}
@@ -358,7 +326,7 @@ func newCmdHostRm(f *factory, runF func(context.Context, *hostOptions) error) *c
 	return c
 }
 
-func hostRmRun(ctx context.Context, o *hostOptions) error {
+func hostRmRun(ctx context.Context, o *hostRmOptions) error {
 	reg, err := o.f.hosts()
 	if err != nil {
 		return err
@@ -383,9 +351,9 @@ func hostRmRun(ctx context.Context, o *hostOptions) error {
 	return nil
 }
 
-// clear sees to it that nothing of this installation is on the host: sandboxes are told, what
-// is kept between them is removed.
-func (o *hostOptions) clear(ctx context.Context) error {
+// clear checks that no sandbox of this installation is on the host (an error names them), and
+// removes the caches there.
+func (o *hostRmOptions) clear(ctx context.Context) error {
 	p := o.f.progress()
 	defer p.stop()
 	s, err := o.f.connectOrEmbed(ctx, p)
@@ -406,7 +374,7 @@ func (o *hostOptions) clear(ctx context.Context) error {
 		err = sandboxer.E(sandboxer.Unavailable, nil, "%s", removed.Problem)
 	}
 	if err != nil {
-		return sandboxer.E(sandboxer.KindOf(err), err, "what host %s keeps between sandboxes cannot be removed: %s", o.name, sandboxer.Message(err)).
+		return sandboxer.E(sandboxer.KindOf(err), err, "the caches on host %s cannot be removed: %s", o.name, sandboxer.Message(err)).
 			WithHint("is the host gone for good? then: sandboxer host rm --force %s", o.name)
 	}
 	if n := len(removed.Items); n > 0 {
@@ -417,7 +385,7 @@ func (o *hostOptions) clear(ctx context.Context) error {
 
 // sandboxes lists the sandboxes of every tenant that are, or once were and are not proven
 // gone, on the host.
-func (o *hostOptions) sandboxes(ctx context.Context, s *session) ([]string, error) {
+func (o *hostRmOptions) sandboxes(ctx context.Context, s *session) ([]string, error) {
 	var there []string
 	q := api.SandboxQuery{Limit: sandboxer.MaxPage}
 	for sb, err := range everySandbox(ctx, s, q) {

@@ -5,11 +5,12 @@ package cli
 import (
 	"errors"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/sand-boxer/sandboxer/internal/buildtest"
 )
 
 // TestMoves takes snapshots from one real extension to another, with a program that has
@@ -26,10 +27,8 @@ func TestMoves(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(bin) })
-	build := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", bin+"/", "github.com/sand-boxer/sandboxer/cmd/sandboxer-runner", "github.com/sand-boxer/sandboxer/cmd/sandboxer-agent")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("go build: %v\n%s", err, out)
+	if err := buildtest.Build(bin, "github.com/sand-boxer/sandboxer/cmd/sandboxer-runner", "github.com/sand-boxer/sandboxer/cmd/sandboxer-agent"); err != nil {
+		t.Fatal(err)
 	}
 	if err := os.Chmod(bin, 0o755); err != nil { // a sandbox's processes are other users
 		t.Fatal(err)

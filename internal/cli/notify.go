@@ -7,9 +7,9 @@ import (
 	"strings"
 )
 
-// supervisor returns how to tell the service manager that started this process how far it
-// is: one datagram to the socket in NOTIFY_SOCKET (sd_notify(3)). Without one it does
-// nothing. Programs that this process starts do not inherit the way: they are not it.
+// supervisor returns a function that reports this process's state to the service manager that started
+// it: one datagram to the socket in NOTIFY_SOCKET (sd_notify(3)). Without one it does
+// nothing. Programs that this process starts do not inherit the socket: they are not the service.
 func supervisor(getenv func(string) (string, bool)) func(log *slog.Logger, state string) {
 	name, ok := getenv("NOTIFY_SOCKET")
 	_ = os.Unsetenv("NOTIFY_SOCKET")
@@ -23,7 +23,7 @@ func supervisor(getenv func(string) (string, bool)) func(log *slog.Logger, state
 			c.Close()
 		}
 		if err != nil {
-			log.Warn("the service manager cannot be told", "state", state, "err", err)
+			log.Warn("cannot notify the service manager", "state", state, "err", err)
 		}
 	}
 }

@@ -113,17 +113,31 @@ func printList[T any](f *factory, l *api.List[T], v view[T]) error {
 }
 
 // listed asks the server for a list and writes it to stdout.
-func listed[T any](ctx context.Context, f *factory, v view[*T], get func(*session) (*api.List[T], error)) error {
+func listed[T any](ctx context.Context, f *factory, v view[*T], get func(context.Context, *session) (*api.List[T], error)) error {
 	s, err := f.connect(ctx)
 	if err != nil {
 		return err
 	}
 	defer s.close()
-	l, err := get(s)
+	l, err := get(ctx, s)
 	if err != nil {
 		return err
 	}
 	return printList(f, pointers(l), v)
+}
+
+// shown asks the server for one value and writes it to stdout.
+func shown[T any](ctx context.Context, f *factory, v view[T], get func(context.Context, *session) (T, error)) error {
+	s, err := f.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	x, err := get(ctx, s)
+	if err != nil {
+		return err
+	}
+	return printOne(f, x, v)
 }
 
 // printOne writes one value to stdout.
@@ -209,7 +223,7 @@ func printData(w io.Writer, format string, x any) error {
 	return err
 }
 
-// block drops JSON's braces and quotes where YAML does without.
+// block drops JSON's braces and quotes where YAML needs none.
 func block(n *yaml.Node) {
 	if n.Kind != yaml.ScalarNode || n.Tag != "!!str" {
 		n.Style = 0
@@ -227,7 +241,7 @@ func block(n *yaml.Node) {
 	}
 }
 
-// plainYAML reports whether a string stays one without quotes.
+// plainYAML reports whether a string needs no quotes.
 func plainYAML(s string) bool {
 	var n yaml.Node
 	if s == "" || yaml.Unmarshal([]byte(s), &n) != nil || len(n.Content) != 1 {
@@ -289,7 +303,7 @@ func ago(t time.Time) string {
 	if t.IsZero() {
 		return ""
 	}
-	return rough(time.Since(t)) + " ago"
+	return rough(max(0, time.Since(t))) + " ago" // clocks differ
 }
 
 func until(t time.Time) string {
@@ -323,7 +337,7 @@ func moment(t time.Time, distance func(time.Time) string) string {
 	return t.Local().Format("2006-01-02 15:04:05 MST") + " (" + distance(t) + ")"
 }
 
-// unknown stands for a figure that nobody could measure: a negative one.
+// unknown stands for a figure that could not be measured: a negative one.
 const unknown = "unknown"
 
 // size shows bytes.

@@ -15,7 +15,7 @@ import (
 func TestConfigFilesAreFiles(t *testing.T) {
 	for name, put := range map[string]func(string) error{
 		"not a regular file": func(p string) error { return syscall.Mkfifo(p, 0o600) },
-		"by everybody": func(p string) error {
+		"every user can write": func(p string) error {
 			if err := os.WriteFile(p, []byte("log_level: debug\n"), 0o600); err != nil {
 				return err
 			}

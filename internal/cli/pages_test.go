@@ -2,6 +2,7 @@ package cli
 
 import (
 	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -18,17 +19,29 @@ var (
 	invocation = regexp.MustCompile(`(?m)(?:^\s*(?:\$ )?|\$\()sandboxer((?: [^\n]*)?)$`)
 )
 
+// docPages returns the pages below docs.
+func docPages(t *testing.T) (pages []string) {
+	t.Helper()
+	err := filepath.WalkDir(filepath.Join("..", "..", "docs"), func(name string, d fs.DirEntry, err error) error {
+		if err == nil && strings.HasSuffix(name, ".md") {
+			pages = append(pages, name)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pages
+}
+
 // TestPages: whatever the pages tell people to type is a command with flags and
 // arguments that it takes. Nothing is executed.
 func TestPages(t *testing.T) {
-	var pages []string
-	for _, pattern := range []string{"../../*.md", "../../docs/*.md", "../../docs/adr/*.md"} {
-		names, err := filepath.Glob(pattern)
-		if err != nil {
-			t.Fatal(err)
-		}
-		pages = append(pages, names...)
+	above, err := filepath.Glob("../../*.md")
+	if err != nil {
+		t.Fatal(err)
 	}
+	pages := append(above, docPages(t)...)
 	tried := 0
 	for _, page := range pages {
 		data, err := os.ReadFile(page)

@@ -11,7 +11,7 @@ import (
 )
 
 func newCmdPool(f *factory) *cobra.Command {
-	return newGroup("pool", "Sandboxes that are kept ready: list and drain the warm pools", []string{"pools"}, newCmdPoolLs(f, nil), newCmdPoolDrain(f, nil))
+	return newGroup("pool", "Sandboxes that are kept ready: list and drain the warm pools", []string{"pools"}, newCmdPoolLs(f), newCmdPoolDrain(f))
 }
 
 func poolView() view[*api.Pool] {
@@ -26,7 +26,7 @@ func poolView() view[*api.Pool] {
 	}
 }
 
-// count is n, or a dash where it is not told.
+// count is n, or a dash if it is not known.
 func count(n *int64) string {
 	if n == nil {
 		return "-"
@@ -34,58 +34,37 @@ func count(n *int64) string {
 	return strconv.FormatInt(*n, 10)
 }
 
-func newCmdPoolLs(f *factory, runF func(context.Context, *plainOptions) error) *cobra.Command {
-	o := &plainOptions{f}
+func newCmdPoolLs(f *factory) *cobra.Command {
 	return &cobra.Command{
 		Use: "ls", Aliases: []string{"list"}, Short: "List the warm pools", Args: wants(0, 0, "no arguments"),
-		Long: "List the profiles that keep sandboxes ready, with how many wait and should, and how many creates were answered from the\n" +
-			"pool and how many were not (cold) since the server started, which only administrators are told. The sandboxes themselves: sandboxer ls --state warm",
+		Long: "List the profiles that keep sandboxes ready, with the present and the intended number. Administrators also see how many\n" +
+			"creates the pool has answered and how many not (cold) since the server started. To list the waiting sandboxes, run\n" +
+			"sandboxer ls --state warm",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if runF != nil {
-				return runF(cmd.Context(), o)
-			}
-			return poolLsRun(cmd.Context(), o)
+			return listed(cmd.Context(), f, poolView(), func(ctx context.Context, s *session) (*api.List[api.Pool], error) { return s.Pools(ctx) })
 		},
 	}
 }
 
-func poolLsRun(ctx context.Context, o *plainOptions) error {
-	return listed(ctx, o.f, poolView(), func(s *session) (*api.List[api.Pool], error) { return s.Pools(ctx) })
-}
-
-func newCmdPoolDrain(f *factory, runF func(context.Context, *refOptions) error) *cobra.Command {
-	o := &refOptions{f: f}
+func newCmdPoolDrain(f *factory) *cobra.Command {
 	return &cobra.Command{
-		Use: "drain PROFILE", Short: "Remove the sandboxes that wait in a pool; new ones take their place", Args: wants(1, 1, "one profile"),
-		Long: "Remove every sandbox that waits in the pool of PROFILE, and make new ones. What was claimed is not touched. A pool does this\n" +
-			"itself when its profile or the image behind it changes; drain it where something else went stale.",
+		Use: "drain PROFILE", Short: "Replace the sandboxes that wait in a pool", Args: wants(1, 1, "one profile"),
+		Long: "Remove every sandbox that waits in the pool of PROFILE, and make new ones. Claimed sandboxes are not touched. A pool does\n" +
+			"this itself when its profile or image changes; drain it when something else is out of date.",
 		ValidArgsFunction: f.completePools,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			o.ref = args[0]
-			if runF != nil {
-				return runF(cmd.Context(), o)
-			}
-			return poolDrainRun(cmd.Context(), o)
+			return shown(cmd.Context(), f, drainedView(), func(ctx context.Context, s *session) (*api.DrainedPool, error) { return s.DrainPool(ctx, args[0]) })
 		},
 	}
 }
 
-func poolDrainRun(ctx context.Context, o *refOptions) error {
-	s, err := o.f.connect(ctx)
-	if err != nil {
-		return err
-	}
-	defer s.close()
-	d, err := s.DrainPool(ctx, o.ref)
-	if err != nil {
-		return err
-	}
-	return printOne(o.f, d, view[*api.DrainedPool]{
+func drainedView() view[*api.DrainedPool] {
+	return view[*api.DrainedPool]{
 		name: func(d *api.DrainedPool) string { return d.Profile },
 		detail: func(d *api.DrainedPool) [][2]string {
 			return [][2]string{{"profile", d.Profile}, {"removed", fmt.Sprint(d.Removed)}}
 		},
-	})
+	}
 }
 
 // completePools offers the profiles of this machine that keep a pool.

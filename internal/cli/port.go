@@ -19,26 +19,23 @@ import (
 )
 
 func newCmdPort(f *factory) *cobra.Command {
-	return newGroup("port", "Ports inside a sandbox", []string{"ports"}, newCmdPortLs(f, nil), newCmdPortOpen(f, nil), newCmdPortClose(f, nil),
-		newCmdPortURL(f, nil), newCmdPortRevoke(f, nil), newCmdPortForward(f, nil))
+	return newGroup("port", "Ports inside a sandbox", []string{"ports"}, newCmdPortLs(f), newCmdPortOpen(f), newCmdPortClose(f),
+		newCmdPortURL(f), newCmdPortRevoke(f), newCmdPortForward(f))
 }
 
-func newCmdPortLs(f *factory, runF func(context.Context, *refOptions) error) *cobra.Command {
-	o := &refOptions{f: f}
+func newCmdPortLs(f *factory) *cobra.Command {
 	return &cobra.Command{
-		Use: "ls ID", Aliases: []string{"list"}, Short: "List ports: declared, listened on, open to the port proxy", Args: wants(1, 1, "one sandbox"), ValidArgsFunction: f.completeSandbox,
+		Use: "ls ID", Aliases: []string{"list"}, Short: "List ports: declared, listening, or open at the port proxy", Args: wants(1, 1, "one sandbox"), ValidArgsFunction: f.completeSandbox,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			o.ref = args[0]
-			if runF != nil {
-				return runF(cmd.Context(), o)
-			}
-			return portLsRun(cmd.Context(), o)
+			return listed(cmd.Context(), f, portView(), func(ctx context.Context, s *session) (*api.List[api.SandboxPort], error) {
+				l, err := s.Ports(ctx, args[0])
+				if err == nil && len(l.Items) > 0 && l.Items[0].Unseen != "" {
+					fmt.Fprintf(f.io.err, "%s it cannot be seen which ports have a listener: %s\n", f.io.paint("33", "warning:"), clean(l.Items[0].Unseen))
+				}
+				return l, err
+			})
 		},
 	}
-}
-
-func portLsRun(ctx context.Context, o *refOptions) error {
-	return listed(ctx, o.f, portView(), func(s *session) (*api.List[api.SandboxPort], error) { return s.Ports(ctx, o.ref) })
 }
 
 func portView() view[*api.SandboxPort] {
@@ -78,7 +75,7 @@ func portArg(s string) (int, error) {
 }
 
 // newCmdPortDo is a command on one port of a sandbox.
-func newCmdPortDo(f *factory, use, short, long string, runF, run func(context.Context, *portOptions) error) (*cobra.Command, *portOptions) {
+func newCmdPortDo(f *factory, use, short, long string, run func(context.Context, *session, *portOptions) error) (*cobra.Command, *portOptions) {
 	o := &portOptions{refOptions: refOptions{f: f}}
 	return &cobra.Command{
 		Use: use + " ID PORT", Short: short, Long: long, Args: wants(2, 2, "a sandbox and a port"), ValidArgsFunction: f.completeSandbox,
@@ -87,27 +84,24 @@ func newCmdPortDo(f *factory, use, short, long string, runF, run func(context.Co
 			if o.port, err = portArg(args[1]); err != nil {
 				return err
 			}
-			if runF != nil {
-				return runF(cmd.Context(), o)
+			s, err := f.connect(cmd.Context())
+			if err != nil {
+				return err
 			}
-			return run(cmd.Context(), o)
+			defer s.close()
+			return run(cmd.Context(), s, o)
 		},
 	}, o
 }
 
-func newCmdPortOpen(f *factory, runF func(context.Context, *portOptions) error) *cobra.Command {
-	c, _ := newCmdPortDo(f, "open", "Let the port proxy serve a port",
-		"Let the server's port proxy serve a port of the sandbox, until it is closed or the sandbox ends, and print its address.\n"+
-			"Visitors need an API key, or a signed URL (port url). For a port on this machine, see port forward.", runF, portOpenRun)
+func newCmdPortOpen(f *factory) *cobra.Command {
+	c, _ := newCmdPortDo(f, "open", "Open a port at the port proxy",
+		"Open a port of the sandbox at the server's port proxy and print its address. It stays open until it is closed or the sandbox ends.\n"+
+			"Visitors need an API key, or a signed URL (port url). For a port on this machine, see port forward.", portOpenRun)
 	return c
 }
 
-func portOpenRun(ctx context.Context, o *portOptions) error {
-	s, err := o.f.connect(ctx)
-	if err != nil {
-		return err
-	}
-	defer s.close()
+func portOpenRun(ctx context.Context, s *session, o *portOptions) error {
 	p, err := s.OpenPort(ctx, o.ref, o.port)
 	if err != nil {
 		return err
@@ -123,45 +117,27 @@ func portOpenRun(ctx context.Context, o *portOptions) error {
 	return printOne(o.f, p, portView())
 }
 
-func newCmdPortClose(f *factory, runF func(context.Context, *portOptions) error) *cobra.Command {
-	c, _ := newCmdPortDo(f, "close", "Close a port to the port proxy; its signed URLs end for good",
-		"", runF, func(ctx context.Context, o *portOptions) error {
-			s, err := o.f.connect(ctx)
-			if err != nil {
-				return err
-			}
-			defer s.close()
-			return s.ClosePort(ctx, o.ref, o.port)
-		})
+func newCmdPortClose(f *factory) *cobra.Command {
+	c, _ := newCmdPortDo(f, "close", "Close a port at the port proxy and revoke its signed URLs",
+		"", func(ctx context.Context, s *session, o *portOptions) error { return s.ClosePort(ctx, o.ref, o.port) })
 	return c
 }
 
-func newCmdPortRevoke(f *factory, runF func(context.Context, *portOptions) error) *cobra.Command {
-	c, _ := newCmdPortDo(f, "revoke", "End the signed URLs of a port, which stays open",
-		"", runF, func(ctx context.Context, o *portOptions) error {
-			s, err := o.f.connect(ctx)
-			if err != nil {
-				return err
-			}
-			defer s.close()
-			return s.RevokePort(ctx, o.ref, o.port)
-		})
+func newCmdPortRevoke(f *factory) *cobra.Command {
+	c, _ := newCmdPortDo(f, "revoke", "Revoke the signed URLs of a port, which stays open",
+		"", func(ctx context.Context, s *session, o *portOptions) error { return s.RevokePort(ctx, o.ref, o.port) })
 	return c
 }
 
-func newCmdPortURL(f *factory, runF func(context.Context, *portOptions) error) *cobra.Command {
+func newCmdPortURL(f *factory) *cobra.Command {
 	c, o := newCmdPortDo(f, "url", "Print a signed URL of an open port",
-		"Print a signed URL: whoever has it may use the port, until it expires, is revoked (port revoke, port close), or the\nsandbox ends.", runF, portURLRun)
-	c.Flags().DurationVar(&o.ttl, "ttl", time.Hour, "how `long` the URL is good for, at most 168h")
+		"Print a signed URL. Anyone who has it may use the port until it expires, is revoked (port revoke, port close), or the\nsandbox ends.", portURLRun)
+	o.ttl = time.Hour
+	c.Flags().Var((*durationFlag)(&o.ttl), "ttl", "validity of the URL: a `DURATION`, at most 7d")
 	return c
 }
 
-func portURLRun(ctx context.Context, o *portOptions) error {
-	s, err := o.f.connect(ctx)
-	if err != nil {
-		return err
-	}
-	defer s.close()
+func portURLRun(ctx context.Context, s *session, o *portOptions) error {
 	u, err := s.SignPort(ctx, o.ref, o.port, o.ttl)
 	if err != nil {
 		return err
@@ -179,7 +155,7 @@ type portForwardOptions struct {
 	pairs   [][2]int // local (0: any free one), remote
 }
 
-func newCmdPortForward(f *factory, runF func(context.Context, *portForwardOptions) error) *cobra.Command {
+func newCmdPortForward(f *factory) *cobra.Command {
 	o := &portForwardOptions{refOptions: refOptions{f: f}}
 	c := &cobra.Command{
 		Use: "forward ID [LOCAL:]REMOTE…", Short: "Make ports of a sandbox reachable on this machine until interrupted",
@@ -198,13 +174,10 @@ func newCmdPortForward(f *factory, runF func(context.Context, *portForwardOption
 				}
 				o.pairs = append(o.pairs, [2]int{int(l), int(r)})
 			}
-			if runF != nil {
-				return runF(cmd.Context(), o)
-			}
 			return portForwardRun(cmd.Context(), o)
 		},
 	}
-	c.Flags().StringVar(&o.address, "address", "127.0.0.1", "local `address` to listen on")
+	c.Flags().StringVar(&o.address, "address", "127.0.0.1", "local `ADDRESS` to listen on")
 	return c
 }
 

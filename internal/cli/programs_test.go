@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -10,12 +11,17 @@ import (
 	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/sand-boxer/sandboxer/internal/buildtest"
 )
 
 // TestPrograms has extensions that are programs of their own live through the command line.
 func TestPrograms(t *testing.T) {
 	if _, err := exec.LookPath("python3"); err != nil {
 		t.Skip("there is no python3")
+	}
+	if err := errors.Join(buildtest.ReadsFiles("../catalog/testdata/seeds"), buildtest.ReadsFiles("../../docs/examples"), buildtest.Reads(buildtest.Products)); err != nil {
+		t.Fatal(err)
 	}
 	seeds, err := filepath.Abs("../catalog/testdata/seeds")
 	if err != nil {
@@ -67,11 +73,15 @@ func TestPrograms(t *testing.T) {
 	})
 }
 
-// writeGuide writes what the guide for authors shows: its class, and the files of extensions, numbered.
+// writeGuide writes the code blocks of the guide for authors and of the reference of methods, numbered by language.
 func writeGuide(dir string) error {
-	text, err := os.ReadFile("../../docs/extension-sdk.md")
-	if err != nil {
-		return err
+	var text []byte
+	for _, page := range []string{"how-to/write-an-extension.md", "reference/extension-sdk.md"} {
+		data, err := os.ReadFile("../../docs/" + page)
+		if err != nil {
+			return err
+		}
+		text = append(text, data...)
 	}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err

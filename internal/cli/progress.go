@@ -12,7 +12,7 @@ import (
 
 var progressModes = []string{"auto", "plain", "json", "none"}
 
-// progress tells people on stderr what is going on: one line that is redrawn on a
+// progress shows the progress of a command on stderr: one line that is redrawn on a
 // terminal, lines with the time elsewhere, the events themselves as JSON lines on
 // request. Its methods may be called after stop, and then print plain lines.
 type progress struct {
@@ -46,7 +46,7 @@ func (f *factory) progress() *progress {
 	return p
 }
 
-// step shows an event of the sandbox that is being waited for.
+// step shows an event of the sandbox that the command waits for.
 func (p *progress) step(ev api.Event) {
 	text := ev.Message
 	switch {
@@ -74,7 +74,7 @@ func (p *progress) step(ev api.Event) {
 	}
 }
 
-// far shows how far a long step has come: a bar on a terminal, elsewhere a line for
+// far shows the progress of a long step: a bar on a terminal, elsewhere a line for
 // every tenth.
 func (p *progress) far(ev api.Event) {
 	g := ev.Progress
@@ -118,7 +118,7 @@ func amount(g sandboxer.Progress) string {
 
 func megabytes(n int64) string { return fmt.Sprintf("%.1f MB", float64(n)/1e6) }
 
-// note says something once, on a line of its own.
+// note prints something once, on a line of its own.
 func (p *progress) note(format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
 	switch p.mode {
@@ -129,6 +129,11 @@ func (p *progress) note(format string, args ...any) {
 	case "plain":
 		p.plain("%s", clean(text))
 	}
+}
+
+// warn prints what a user must know, however progress is shown.
+func (f *factory) warn(format string, args ...any) {
+	fmt.Fprintf(f.io.err, "%s %s\n", f.io.paint("33", "warning:"), clean(fmt.Sprintf(format, args...)))
 }
 
 // done ends the live line with a summary.
@@ -159,6 +164,18 @@ func (p *progress) print(text string) {
 	defer p.mu.Unlock()
 	fmt.Fprintf(p.io.err, "%s%s\n", startOfLine, text)
 	p.redraw()
+}
+
+// above lets write put lines of its own above the live one.
+func (p *progress) above(write func() error) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.line != "" {
+		fmt.Fprint(p.io.err, startOfLine)
+	}
+	err := write()
+	p.redraw()
+	return err
 }
 
 // draw makes text the live line and keeps its clock running.

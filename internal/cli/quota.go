@@ -10,40 +10,32 @@ import (
 	"github.com/sand-boxer/sandboxer/api"
 )
 
-type quotaOptions struct {
-	f *factory
-	q api.QuotaQuery
-}
-
-func newCmdQuota(f *factory, runF func(context.Context, *quotaOptions) error) *cobra.Command {
-	o := &quotaOptions{f: f}
+func newCmdQuota(f *factory) *cobra.Command {
+	var q api.QuotaQuery
 	c := &cobra.Command{
-		Use: "quota [TENANT]", Aliases: []string{"quotas"}, Short: "Show what a tenant has and may have, yours if none is named", Args: wants(0, 1, "at most one tenant"),
-		Long: "Show how much of everything that can be bounded a tenant uses, and may use. The operator sets the bounds in quotas.yaml of\n" +
-			"the server's configuration directory, which the server reads when it starts and on a reload.",
+		Use: "quota [TENANT]", Aliases: []string{"quotas"}, Short: "Show a tenant's use and quota (default: yours)", Args: wants(0, 1, "at most one tenant"),
+		Long: "Show a tenant's use of every resource with a quota, and the quota. The operator sets quotas in quotas.yaml of the server's\n" +
+			"configuration directory. The server reads that file at its start and on a reload.",
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				o.q.Tenant = args[0]
+				q.Tenant = args[0]
 			}
-			if o.q.All && o.q.Tenant != "" {
-				return invalid("--all is given, and the tenant %s", o.q.Tenant).WithHint("leave one of them out")
+			if q.All && q.Tenant != "" {
+				return invalid("both --all and the tenant %s are given", q.Tenant).WithHint("leave one of them out")
 			}
-			if err := checkLimit(o.q.Limit); err != nil {
+			if err := checkLimit(q.Limit); err != nil {
 				return err
 			}
-			if runF != nil {
-				return runF(cmd.Context(), o)
-			}
-			return quotaRun(cmd.Context(), o)
+			return listed(cmd.Context(), f, quotaView(), func(ctx context.Context, s *session) (*api.List[api.Quota], error) { return s.Quotas(ctx, q) })
 		},
 	}
-	c.Flags().BoolVar(&o.q.All, "all", false, "every tenant, for administrators")
-	pageFlags(c, &o.q.Limit, &o.q.Cursor)
+	c.Flags().BoolVar(&q.All, "all", false, "every tenant, for administrators")
+	pageFlags(c, &q.Limit, &q.Cursor)
 	return c
 }
 
-func quotaRun(ctx context.Context, o *quotaOptions) error {
+func quotaView() view[*api.Quota] {
 	v := view[*api.Quota]{cols: []string{"TENANT"}, name: func(q *api.Quota) string { return q.Tenant }}
 	for _, r := range sandboxer.Resources() {
 		v.cols = append(v.cols, strings.ToUpper(strings.ReplaceAll(string(r), "_", " ")))
@@ -62,5 +54,5 @@ func quotaRun(ctx context.Context, o *quotaOptions) error {
 		}
 		return out
 	}
-	return listed(ctx, o.f, v, func(s *session) (*api.List[api.Quota], error) { return s.Quotas(ctx, o.q) })
+	return v
 }

@@ -54,6 +54,10 @@ func sandboxView() view[*api.Sandbox] {
 		},
 		name: func(sb *api.Sandbox) string { return sb.ID },
 		detail: func(sb *api.Sandbox) [][2]string {
+			unconfirmed := ""
+			if sb.Unconfirmed != "" {
+				unconfirmed = "it waited in a pool when the database went back, and may belong to a tenant since then; kept until it is destroyed"
+			}
 			var cleanup []string
 			if c := sb.Cleanup; c != nil {
 				if c.Forgotten {
@@ -74,7 +78,7 @@ func sandboxView() view[*api.Sandbox] {
 			}
 			return [][2]string{
 				{"id", sb.ID}, {"object id", sb.ObjectID}, {"generation", fmt.Sprint(sb.Generation)}, {"name", sb.Name}, {"state", string(sb.State)},
-				{"unresponsive", moment(sb.Unresponsive, ago)}, {"unconfirmed", unconfirmedText(sb)}, {"damaged", sb.Damaged}, {"reason", string(sb.Reason)}, {"message", sb.Message},
+				{"unresponsive", moment(sb.Unresponsive, ago)}, {"unconfirmed", unconfirmed}, {"damaged", sb.Damaged}, {"reason", string(sb.Reason)}, {"message", sb.Message},
 				{"fault", string(sb.Fault)}, {"hint", sb.Hint}, {"profile", sb.Profile}, {"extension", sb.Extension},
 				{"backend name", sb.Ref}, {"tenant", sb.Tenant}, {"thread", threadText(sb.Thread)}, {"consumer", consumerText(sb.Consumer)},
 				{"inputs", pairs(sb.Inputs)}, {"image", sb.Image}, {"command", strings.Join(sb.Command, " ")}, {"labels", pairs(sb.Labels)},
@@ -115,7 +119,7 @@ func retriedText(lastError string, retries int, at time.Time) string {
 	return strings.Join(parts, "; ")
 }
 
-// changes are what the adapter left out of the request or did otherwise.
+// changes are the parts of the request that the adapter left out or changed.
 func changes(sb *api.Sandbox) []string {
 	said := sb.Reachability.Extra[sandboxer.ExtraChanged]
 	if said == "" {
@@ -124,7 +128,7 @@ func changes(sb *api.Sandbox) []string {
 	return strings.Split(said, "; ")
 }
 
-// details are the adapter's other words on how a sandbox is reached.
+// details are the adapter's further values on how a sandbox is reached.
 func details(sb *api.Sandbox) map[string]string {
 	out := maps.Clone(sb.Reachability.Extra)
 	delete(out, sandboxer.ExtraChanged)
@@ -164,7 +168,7 @@ type lsOptions struct {
 	quarantined bool
 }
 
-func newCmdLs(f *factory, runF func(context.Context, *lsOptions) error) *cobra.Command {
+func newCmdLs(f *factory) *cobra.Command {
 	o := &lsOptions{f: f}
 	c := &cobra.Command{
 		Use: "ls", Aliases: []string{"list", "ps"}, Short: "List sandboxes, newest first", Args: wants(0, 0, "no arguments"),
@@ -190,21 +194,18 @@ func newCmdLs(f *factory, runF func(context.Context, *lsOptions) error) *cobra.C
 			if err := checkLimit(o.q.Limit); err != nil {
 				return err
 			}
-			if runF != nil {
-				return runF(cmd.Context(), o)
-			}
 			return lsRun(cmd.Context(), o)
 		},
 	}
 	fl := c.Flags()
 	fl.BoolVarP(&o.all, "all", "a", false, "also those that are terminated")
-	fl.BoolVar(&o.quarantined, "quarantined", false, "instead what is there and unknown to the database, for administrators")
-	fl.StringArrayVar(&o.states, "state", nil, "only in this `state`; several with commas")
-	fl.StringArrayVar(&o.labels, "label", nil, "only with this label `key=value`")
-	fl.StringVar(&o.q.Profile, "profile", "", "only of this `profile`")
-	fl.StringVar(&o.q.Name, "name", "", "only with this `name`")
+	fl.BoolVar(&o.quarantined, "quarantined", false, "only sandboxes that the database does not know, for administrators")
+	fl.StringArrayVar(&o.states, "state", nil, "only in this `STATE`; several with commas")
+	fl.StringArrayVar(&o.labels, "label", nil, "only with this label `KEY=VALUE`")
+	fl.StringVar(&o.q.Profile, "profile", "", "only of this `PROFILE`")
+	fl.StringVar(&o.q.Name, "name", "", "only with this `NAME`")
 	fl.StringVar(&o.thread, "thread", "", "only of this thread, `[USER/]ID`")
-	fl.StringVar(&o.q.Tenant, "tenant", "", "only of this `tenant`, for administrators")
+	fl.StringVar(&o.q.Tenant, "tenant", "", "only of this `TENANT`, for administrators")
 	pageFlags(c, &o.q.Limit, &o.q.Cursor)
 	complete(c, "state", strings.Fields(join(sandboxer.States(), " "))...)
 	_ = c.RegisterFlagCompletionFunc("profile", f.completeProfiles)
@@ -212,8 +213,8 @@ func newCmdLs(f *factory, runF func(context.Context, *lsOptions) error) *cobra.C
 }
 
 func pageFlags(c *cobra.Command, limit *int, cursor *string) {
-	c.Flags().IntVar(limit, "limit", 0, "at most so `many` (default 100)")
-	c.Flags().StringVar(cursor, "cursor", "", "go on after an earlier list")
+	c.Flags().IntVar(limit, "limit", 0, "maximum `NUMBER` of entries (default 100)")
+	c.Flags().StringVar(cursor, "cursor", "", "continue an earlier list at its `CURSOR`")
 }
 
 func checkLimit(n int) error {
@@ -225,84 +226,53 @@ func checkLimit(n int) error {
 
 func lsRun(ctx context.Context, o *lsOptions) error {
 	if o.quarantined {
-		return listed(ctx, o.f, quarantineView(), func(s *session) (*api.List[api.Quarantined], error) { return s.Quarantined(ctx) })
+		return listed(ctx, o.f, quarantineView(), func(ctx context.Context, s *session) (*api.List[api.Quarantined], error) { return s.Quarantined(ctx) })
 	}
 	held := 0
-	err := listed(ctx, o.f, sandboxView(), func(s *session) (*api.List[api.Sandbox], error) {
+	err := listed(ctx, o.f, sandboxView(), func(ctx context.Context, s *session) (*api.List[api.Sandbox], error) {
 		l, err := s.List(ctx, o.q)
 		if format := o.f.format(); err == nil && (format == "table" || format == "wide") {
-			if qs, qerr := s.Quarantined(ctx); qerr == nil { // who is no administrator is not told
+			if qs, qerr := s.Quarantined(ctx); qerr == nil { // only administrators may ask
 				held = len(qs.Items)
 			}
 		}
 		return l, err
 	})
 	if err == nil && held > 0 {
-		o.f.progress().note("%d more are there that the database does not know: sandboxer ls --quarantined", held)
+		o.f.progress().note("%d more exist that the database does not know: sandboxer ls --quarantined", held)
 	}
 	return err
 }
 
-// unconfirmedText says what is not known of a sandbox since the database went back.
-func unconfirmedText(sb *api.Sandbox) string {
-	switch sb.Unconfirmed {
-	case sandboxer.Unasked:
-		return "the database went back; its backend is being asked"
-	case sandboxer.Untold:
-		return "the database went back, and its backend cannot tell how long it is to live; kept until it is extended or destroyed"
-	case sandboxer.Claimed:
-		return "the database went back, and somebody may have claimed it since; kept until it is adopted or destroyed"
-	}
-	return ""
-}
-
 func quarantineView() view[*api.Quarantined] {
 	return view[*api.Quarantined]{
-		cols: []string{"ID", "TENANT", "PROFILE", "EXTENSION", "KEPT UNTIL"},
-		wide: []string{"GENERATION", "NAME", "CREATED", "SINCE", "WHY"},
+		cols: []string{"ID", "EXTENSION", "HOST", "KEPT UNTIL"},
+		wide: []string{"GENERATION", "SINCE", "WHY"},
 		row: func(q *api.Quarantined) []string {
-			end := "adopted or destroyed"
+			end := "destroyed"
 			if !q.Until.IsZero() {
 				end = moment(q.Until, until)
 			}
-			return []string{q.ID, q.Tenant, q.Profile, q.Extension, end, strconv.Itoa(q.Generation), q.Name, moment(q.CreatedAt, ago), moment(q.Since, ago), q.Why}
+			return []string{q.ID, q.Extension, q.Host, end, strconv.Itoa(q.Generation), moment(q.Since, ago), q.Why}
 		},
 		name: func(q *api.Quarantined) string { return q.ID },
 	}
 }
 
-// refOptions are those of a command about one sandbox.
+// refOptions are the options of a command about one sandbox.
 type refOptions struct {
 	f   *factory
 	ref string
 }
 
-func newCmdGet(f *factory, runF func(context.Context, *refOptions) error) *cobra.Command {
-	o := &refOptions{f: f}
+func newCmdGet(f *factory) *cobra.Command {
 	return &cobra.Command{
 		Use: "get ID", SuggestFor: []string{"describe"}, Aliases: []string{"show", "inspect"}, Short: "Show a sandbox", Args: wants(1, 1, "one sandbox: its ID, the beginning of it, or its name"),
 		ValidArgsFunction: f.completeSandbox,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			o.ref = args[0]
-			if runF != nil {
-				return runF(cmd.Context(), o)
-			}
-			return getRun(cmd.Context(), o)
+			return shown(cmd.Context(), f, sandboxView(), func(ctx context.Context, s *session) (*api.Sandbox, error) { return s.Get(ctx, args[0]) })
 		},
 	}
-}
-
-func getRun(ctx context.Context, o *refOptions) error {
-	s, err := o.f.connect(ctx)
-	if err != nil {
-		return err
-	}
-	defer s.close()
-	sb, err := s.Get(ctx, o.ref)
-	if err != nil {
-		return err
-	}
-	return printOne(o.f, sb, sandboxView())
 }
 
 type waitOptions struct {
@@ -311,7 +281,7 @@ type waitOptions struct {
 	timeout time.Duration
 }
 
-func newCmdWait(f *factory, runF func(context.Context, *waitOptions) error) *cobra.Command {
+func newCmdWait(f *factory) *cobra.Command {
 	o := &waitOptions{refOptions: refOptions{f: f}}
 	var want []string
 	var timeout string
@@ -327,14 +297,11 @@ func newCmdWait(f *factory, runF func(context.Context, *waitOptions) error) *cob
 					return err
 				}
 			}
-			if runF != nil {
-				return runF(cmd.Context(), o)
-			}
 			return waitRun(cmd.Context(), o)
 		},
 	}
-	c.Flags().StringArrayVar(&want, "for", []string{"running"}, "the `state`; one of several with commas")
-	c.Flags().StringVar(&timeout, "timeout", "", "give up after this `duration`; the sandbox goes on")
+	c.Flags().StringArrayVar(&want, "for", []string{"running"}, "the `STATE`; one of several with commas")
+	c.Flags().StringVar(&timeout, "timeout", "", "give up after this `DURATION`; the sandbox keeps running")
 	complete(c, "for", strings.Fields(join(sandboxer.States(), " "))...)
 	return c
 }
@@ -353,8 +320,8 @@ func waitRun(ctx context.Context, o *waitOptions) error {
 	}
 	sb, err := s.Wait(wctx, o.ref, o.states...)
 	if err != nil && ctx.Err() == nil && errors.Is(wctx.Err(), context.DeadlineExceeded) {
-		return sandboxer.E(sandboxer.Timeout, nil, "sandbox %s is not %s after %s; it goes on", o.ref, join(o.states, " or "), o.timeout).
-			WithHint("see how it stands: sandboxer get %s", o.ref)
+		return sandboxer.E(sandboxer.Timeout, nil, "sandbox %s is not %s after %s; the operation continues", o.ref, join(o.states, " or "), o.timeout).
+			WithHint("check its state: sandboxer get %s", o.ref)
 	}
 	if err != nil {
 		return err
@@ -362,31 +329,13 @@ func waitRun(ctx context.Context, o *waitOptions) error {
 	return printOne(o.f, sb, sandboxID())
 }
 
-func newCmdStats(f *factory, runF func(context.Context, *refOptions) error) *cobra.Command {
-	o := &refOptions{f: f}
+func newCmdStats(f *factory) *cobra.Command {
 	return &cobra.Command{
 		Use: "stats ID", Short: "Measure a sandbox", Args: wants(1, 1, "one sandbox"), ValidArgsFunction: f.completeSandbox,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			o.ref = args[0]
-			if runF != nil {
-				return runF(cmd.Context(), o)
-			}
-			return statsRun(cmd.Context(), o)
+			return shown(cmd.Context(), f, statsView(args[0]), func(ctx context.Context, s *session) (*api.Stats, error) { return s.Stats(ctx, args[0]) })
 		},
 	}
-}
-
-func statsRun(ctx context.Context, o *refOptions) error {
-	s, err := o.f.connect(ctx)
-	if err != nil {
-		return err
-	}
-	defer s.close()
-	st, err := s.Stats(ctx, o.ref)
-	if err != nil {
-		return err
-	}
-	return printOne(o.f, st, statsView(o.ref))
 }
 
 func statsView(ref string) view[*api.Stats] {
@@ -418,16 +367,16 @@ type eventsOptions struct {
 	refOptions
 	follow bool
 	after  int64
-	newest bool // nobody said after which
+	newest bool // the flag --after is not given
 	limit  int
 }
 
-func newCmdEvents(f *factory, runF func(context.Context, *eventsOptions) error) *cobra.Command {
+func newCmdEvents(f *factory) *cobra.Command {
 	o := &eventsOptions{refOptions: refOptions{f: f}}
 	c := &cobra.Command{
-		Use: "events [ID]", SuggestFor: []string{"log", "logs", "history"}, Short: "Show what happened, to one sandbox or all",
-		Long: "Show the newest events, to one sandbox or all, oldest first; with --after those that follow an event. With -f go on\n" +
-			"showing events as they happen, also when the server starts anew meanwhile, until interrupted.", Args: wants(0, 1, "at most one sandbox"), ValidArgsFunction: f.completeSandbox,
+		Use: "events [ID]", SuggestFor: []string{"log", "logs", "history"}, Short: "Show the events of one sandbox or of all",
+		Long: "Show the newest events of one sandbox or of all, oldest first; with --after, those after an event. With -f, show new\n" +
+			"events until interrupted, also after a restart of the server.", Args: wants(0, 1, "at most one sandbox"), ValidArgsFunction: f.completeSandbox,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {
 				o.ref = args[0]
@@ -439,21 +388,18 @@ func newCmdEvents(f *factory, runF func(context.Context, *eventsOptions) error) 
 			if o.after < 0 {
 				return invalid("--after: %d is not the number of an event", o.after)
 			}
-			if runF != nil {
-				return runF(cmd.Context(), o)
-			}
 			return eventsRun(cmd.Context(), o)
 		},
 	}
-	c.Flags().BoolVarP(&o.follow, "follow", "f", false, "go on showing events as they happen")
-	c.Flags().Int64Var(&o.after, "after", 0, "those after this `number`, 0 for the first ones, instead of the newest")
-	c.Flags().IntVar(&o.limit, "limit", 0, "at most so `many` (default 100)")
+	c.Flags().BoolVarP(&o.follow, "follow", "f", false, "also show new events until interrupted")
+	c.Flags().Int64Var(&o.after, "after", 0, "events after this `NUMBER`, 0 for the first ones, instead of the newest")
+	c.Flags().IntVar(&o.limit, "limit", 0, "maximum `NUMBER` of entries (default 100)")
 	return c
 }
 
 func eventView() view[*api.Event] {
 	return view[*api.Event]{
-		cols: []string{"SEQ", "TIME", "SANDBOX", "TYPE", "ACTOR", "WHAT"}, // what is long stands last
+		cols: []string{"SEQ", "TIME", "SANDBOX", "TYPE", "ACTOR", "WHAT"}, // the longest column is last
 		wide: []string{"TENANT", "GENERATION"},
 		row: func(ev *api.Event) []string {
 			return []string{fmt.Sprint(ev.Seq), ev.At.Local().Format("2006-01-02 15:04:05"), ev.SandboxID, string(ev.Type), ev.Actor, eventText(ev),
@@ -522,8 +468,8 @@ const (
 	followMost  = 5 * time.Second
 )
 
-// eventsFollow shows events and goes on with those that happen, until ctx ends or the
-// limit is reached. A server that goes away is waited for: the next one goes on after
+// eventsFollow shows events and follows new ones, until ctx ends or the
+// limit is reached. If the server goes away it waits: the next one continues after
 // the event that was shown last.
 func eventsFollow(ctx context.Context, o *eventsOptions, s *session, q api.EventQuery) error {
 	p := o.f.progress()
@@ -534,7 +480,7 @@ func eventsFollow(ctx context.Context, o *eventsOptions, s *session, q api.Event
 		n++
 		return n == o.limit, printEvent(o.f, ev)
 	}
-	// From here on a server that is away was there before.
+	// From here on the server is known to exist: if it is away, wait for it.
 	if _, err := s.Status(ctx); err != nil {
 		return err
 	}
@@ -608,7 +554,7 @@ type extendOptions struct {
 	extend api.ExtendSandbox
 }
 
-func newCmdExtend(f *factory, runF func(context.Context, *extendOptions) error) *cobra.Command {
+func newCmdExtend(f *factory, run func(context.Context, *extendOptions) error) *cobra.Command {
 	o := &extendOptions{refOptions: refOptions{f: f}}
 	var ttl string
 	c := &cobra.Command{
@@ -629,29 +575,21 @@ func newCmdExtend(f *factory, runF func(context.Context, *extendOptions) error) 
 			} else {
 				o.extend.TTL = d
 			}
-			if runF != nil {
-				return runF(cmd.Context(), o)
-			}
-			return extendRun(cmd.Context(), o)
+			return run(cmd.Context(), o)
 		},
 	}
-	c.Flags().StringVar(&ttl, "ttl", "", "`lifetime` from now, or with + added to the present expiry")
+	c.Flags().StringVar(&ttl, "ttl", "", "`LIFETIME` from now, or with + from the present expiry")
 	return c
 }
 
 func extendRun(ctx context.Context, o *extendOptions) error {
-	s, err := o.f.connect(ctx)
-	if err != nil {
-		return err
-	}
-	defer s.close()
-	sb, err := s.Extend(ctx, o.ref, o.extend)
-	if err != nil {
-		return err
-	}
-	p := o.f.progress()
-	p.done("%s expires %s", sb.ID, moment(sb.ExpiresAt, until))
-	return printOne(o.f, sb, sandboxID())
+	return shown(ctx, o.f, sandboxID(), func(ctx context.Context, s *session) (*api.Sandbox, error) {
+		sb, err := s.Extend(ctx, o.ref, o.extend)
+		if err == nil {
+			o.f.progress().done("%s expires %s", sb.ID, moment(sb.ExpiresAt, until))
+		}
+		return sb, err
+	})
 }
 
 type destroyOptions struct {
@@ -663,13 +601,13 @@ type destroyOptions struct {
 	noWait bool
 }
 
-func newCmdDestroy(f *factory, runF func(context.Context, *destroyOptions) error) *cobra.Command {
+func newCmdDestroy(f *factory) *cobra.Command {
 	o := &destroyOptions{f: f}
 	var labels []string
 	c := &cobra.Command{
 		Use: "destroy ID…", Aliases: []string{"rm"}, SuggestFor: []string{"delete", "remove", "kill", "stop", "terminate"}, Short: "Destroy sandboxes",
-		Long: "Destroy sandboxes, in whatever state they are, and return when nothing is left of them.\n" +
-			"More than one is asked about on a terminal; --yes answers.",
+		Long: "Destroy sandboxes in any state, and return when they are removed completely. On a terminal the command asks before it\n" +
+			"destroys more than one; --yes confirms.",
 		ValidArgsFunction: f.completeSandboxes,
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			o.refs = args
@@ -686,18 +624,15 @@ func newCmdDestroy(f *factory, runF func(context.Context, *destroyOptions) error
 			case !many && len(args) == 0:
 				return invalid("%s takes the IDs or names of sandboxes", cmd.CommandPath()).WithHint("list them with: sandboxer ls")
 			case many && !o.yes && !f.io.inTTY:
-				return invalid("nobody can be asked whether to destroy them all").WithHint("add --yes")
-			}
-			if runF != nil {
-				return runF(cmd.Context(), o)
+				return invalid("confirmation is needed to destroy them all, and stdin is not a terminal").WithHint("add --yes")
 			}
 			return destroyRun(cmd.Context(), o)
 		},
 	}
-	c.Flags().StringArrayVar(&labels, "label", nil, "all with this label `key=value`")
-	c.Flags().BoolVar(&o.all, "all", false, "all of yours")
+	c.Flags().StringArrayVar(&labels, "label", nil, "all with this label `KEY=VALUE`")
+	c.Flags().BoolVar(&o.all, "all", false, "all your sandboxes")
 	c.Flags().BoolVarP(&o.yes, "yes", "y", false, "do not ask")
-	c.Flags().BoolVar(&o.noWait, "no-wait", false, "return as soon as the order is written down")
+	c.Flags().BoolVar(&o.noWait, "no-wait", false, "return as soon as the request is recorded")
 	return c
 }
 
@@ -713,7 +648,7 @@ func destroyRun(ctx context.Context, o *destroyOptions) error {
 		if err != nil {
 			return err
 		}
-		q.Tenant = st.Tenant // an administrator's --all means his own too
+		q.Tenant = st.Tenant // --all means the caller's own ones, also for an administrator
 		for sb, err := range everySandbox(ctx, s, q) {
 			if err != nil {
 				return err

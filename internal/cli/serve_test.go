@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// A server that is told to stop ends in time, whatever does not; one that has stopped, or
-// was not told to, is left alone.
+// A server that gets the signal to stop ends in time, whatever hangs; one that has stopped, or
+// got no signal, is left alone.
 func TestEndsInTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, tt := range []struct {
@@ -39,7 +39,7 @@ func TestEndsInTime(t *testing.T) {
 	})
 }
 
-// What a library says by itself is in the log of who looks for faults, and there as data.
+// A library's own messages are in the log at the level of debugging, and there as data.
 func TestLibrariesAreQuiet(t *testing.T) {
 	w, flags := stdlog.Writer(), stdlog.Flags()
 	t.Cleanup(func() { stdlog.SetOutput(w); stdlog.SetFlags(flags) })
@@ -53,13 +53,13 @@ func TestLibrariesAreQuiet(t *testing.T) {
 	}
 }
 
-// What docs/api.md says of a server that is told to stop is what the code has.
+// The time in which a server stops is the one that docs/reference/api.md has.
 func TestStopsAsDocumented(t *testing.T) {
-	page, err := os.ReadFile("../../docs/api.md")
+	page, err := os.ReadFile("../../docs/reference/api.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if stopsWithin >= 5*time.Second || !strings.Contains(string(page), "A server that is told to stop cuts what goes on after 2 seconds, and has gone within 5.") {
+	if stopsWithin >= 5*time.Second || !strings.Contains(string(page), "A server that is stopped ends open requests after 2 seconds and exits within 5.") {
 		t.Errorf("it stops within %s", stopsWithin)
 	}
 }

@@ -19,7 +19,7 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/suggest"
 )
 
-// A settingDef is one thing that can be configured. Where it is given more than
+// A settingDef is one setting. If it is given more than
 // once, the order is: flag, environment, --config-dir's file, user's file, system's
 // file, built-in.
 type settingDef struct {
@@ -35,39 +35,40 @@ func settingDefs() []settingDef {
 	return []settingDef{
 		{key: "url", help: "server that commands talk to; empty means the one on this machine", check: checkURL},
 		{key: "api_key_file", help: "file with the API key for url", path: true},
-		{key: "profile", help: "profile of run and create when none is given"},
+		{key: "profile", help: "profile that run and create use when you name none"},
 		{key: "max_cost", help: "refuse sandboxes that would cost more credits", check: func(s string) error { _, err := sandboxer.ParseCredits(s); return err }},
 		{key: "output", help: "format of results", check: checkOutput},
-		{key: "progress", help: "progress on stderr", check: oneOf("progress mode", progressModes)},
-		{key: "data_dir", help: "database and state of the server on this machine", path: true},
+		{key: "progress", help: "how progress is shown on stderr", check: oneOf("progress mode", progressModes)},
+		{key: "data_dir", help: "directory of the server on this machine for its database and state", path: true},
 		{key: "backup_every", help: "how often the server backs up its database; 0 for never", check: checkSpan},
-		{key: "keep_backups", help: "how many of those backups are kept", check: checkCount},
+		{key: "keep_backups", help: "how many of these backups are kept", check: checkCount},
 		{key: "keep_history", help: "how long ended sandboxes and old events are kept; 0 for ever", check: checkSpan},
-		{key: "max_execs", help: "how many commands may run at once, a sixteenth of them kept for other tenants; by default what the file descriptors allow", check: checkCount},
+		{key: "max_execs", help: "how many commands may run at once; a sixteenth is reserved for other tenants. The default depends on the file descriptors that the server may open", check: checkCount},
 		{key: "max_streams", help: "the same for other uses of sandboxes: files, ports, events", check: checkCount},
 		{key: "snapshot_store", help: "where portable snapshots are kept: s3://bucket/prefix; empty means the data directory", check: checkSnapshotStore},
 		{key: "s3_endpoint", help: "URL of the object store, if it is not Amazon's", check: checkS3Endpoint},
 		{key: "s3_region", help: "region of the bucket"},
-		{key: "s3_credentials", help: "private file with aws_access_key_id and aws_secret_access_key; otherwise the environment has AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY", path: true},
+		{key: "s3_credentials", help: "private file with aws_access_key_id and aws_secret_access_key; without it, the environment has AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY", path: true},
 		{key: "socket", help: "Unix socket of the server on this machine", path: true},
-		{key: "listen", help: "TCP address the server also listens on", check: checkListen},
-		{key: "hosts", help: "names, with commas between, by which clients may address the TCP listener"},
+		{key: "listen", help: "TCP address on which the server also listens", check: checkListen},
+		{key: "hosts", help: "names, separated by commas, by which clients may address the TCP listener"},
 		{key: "tls_cert", help: "certificate of the TCP listener, a PEM file", path: true},
 		{key: "tls_key", help: "its private key, a PEM file", path: true},
-		{key: "insecure", help: "true lets the TCP listener do without TLS where other machines reach it", check: oneOf("yes or no", []string{"true", "false"})},
+		{key: "insecure", help: "true allows a TCP listener without TLS that other machines can reach", check: oneOf("yes or no", []string{"true", "false"})},
 		{key: "tls_ca", help: "PEM file with further authorities whose certificates are trusted for url", path: true},
-		{key: "port_url", help: "address below whose host every open port of a sandbox has a name of its own: https://ports.example.org", check: checkPortURL},
-		{key: "deerflow", help: "true lets deer-flow in, by the API of its provisioner", check: oneOf("yes or no", []string{"true", "false"})},
+		{key: "port_url", help: "address under which every open port gets a host name of its own, such as https://ports.example.org", check: checkPortURL},
+		{key: "deerflow", help: "true serves the API of deer-flow's provisioner", check: oneOf("yes or no", []string{"true", "false"})},
 		{key: "deerflow_profile", help: "profile of deer-flow's sandboxes"},
-		{key: "deerflow_public_url", help: "address by which deer-flow reaches the server; empty means as it was asked by", check: checkPublicURL},
-		{key: "deerflow_user_data", help: "directory for the files of users, mounted at /mnt/user-data; empty means that they end with the sandbox", path: true},
+		{key: "deerflow_public_url", help: "address by which deer-flow reaches the server; empty means the address that it used", check: checkPublicURL},
+		{key: "deerflow_user_data", help: "directory for the files of users, mounted at /mnt/user-data; if empty, these files end with the sandbox", path: true},
 		{key: "deerflow_skills", help: "directory whose public and legacy skills are mounted below /mnt/skills", path: true},
-		{key: "deerflow_mount_roots", help: "directories, with commas between, in which lies what deer-flow may mount; with :ro behind, only for reading", check: checkMountRoots},
-		{key: "deerflow_ignore_mounts", help: "true leaves out what deer-flow mounts from elsewhere, which is refused otherwise: its machine is another one", check: oneOf("yes or no", []string{"true", "false"})},
-		{key: "deerflow_anonymous", help: "true lets programs of this machine use that API without a key, as the tenant default", check: oneOf("yes or no", []string{"true", "false"})},
-		{key: "deerflow_status_ok", help: "true answers failed calls inside of sandboxes with the status 200, as newer all-in-one images do", check: oneOf("yes or no", []string{"true", "false"})},
-		{key: "no_new_privileges", help: "false lets programs that the server starts gain rights by set-user-ID, as sudo in an ordinary user's Packer template does", check: oneOf("yes or no", []string{"true", "false"})},
-		{key: "log_dir", help: "where a server started in the background logs to", path: true},
+		{key: "deerflow_mount_roots", help: "directories, separated by commas, from which deer-flow may mount; :ro after one means read-only", check: checkMountRoots},
+		{key: "deerflow_ignore_mounts", help: "true ignores mounts of deer-flow from other directories, which are refused otherwise; for a deer-flow on another machine", check: oneOf("yes or no", []string{"true", "false"})},
+		{key: "deerflow_anonymous", help: "true lets programs on this machine use that API without a key, as the tenant default; requires deerflow_no_proxy", check: oneOf("yes or no", []string{"true", "false"})},
+		{key: "deerflow_no_proxy", help: "true declares that no proxy on this machine forwards to the TCP listener: its visitors would need no key", check: oneOf("yes or no", []string{"true", "false"})},
+		{key: "deerflow_status_ok", help: "true answers failed file operations inside sandboxes with status 200, as newer all-in-one images do", check: oneOf("yes or no", []string{"true", "false"})},
+		{key: "no_new_privileges", help: "false lets programs that the server starts gain rights by set-user-ID, such as sudo in a Packer template", check: oneOf("yes or no", []string{"true", "false"})},
+		{key: "log_dir", help: "directory for the log of a server in the background", path: true},
 		{key: "log_level", help: "debug, info, warn or error", check: oneOf("log level", logLevels)},
 		{key: "log_format", help: "text or json", check: oneOf("log format", logFormats)},
 	}
@@ -128,7 +129,7 @@ func (s *settings) get(key string) string {
 	return ""
 }
 
-// given reports whether anybody set key.
+// given reports whether key is set anywhere.
 func (s *settings) given(key string) bool {
 	for _, x := range s.all {
 		if x.Key == key {
@@ -202,7 +203,7 @@ func (f *factory) settings() (*settings, error) {
 	return s, nil
 }
 
-// places are where things are kept on this machine.
+// places are the directories of this machine that the program uses.
 type places struct {
 	config   []configDir // weakest first
 	further  string
@@ -260,8 +261,10 @@ func (f *factory) places() (*places, error) {
 		if err != nil {
 			return nil, sandboxer.E(sandboxer.Invalid, err, "%s: %q cannot be made absolute", origin, further)
 		}
-		if st, err := os.Stat(abs); err != nil || !st.IsDir() {
-			return nil, sandboxer.E(sandboxer.Invalid, err, "%s: %s is not a directory", origin, further)
+		if st, err := os.Stat(abs); err != nil {
+			return nil, unreadable(err, "%s: %s cannot be read", origin, further)
+		} else if !st.IsDir() {
+			return nil, invalid("%s: %s is not a directory", origin, further).WithHint("name the directory that config.yaml is in")
 		}
 		p.config, p.further = append(p.config, configDir{origin, abs}), abs
 	}
@@ -281,8 +284,8 @@ func (f *factory) layers() ([]catalog.Layer, error) {
 	return layers, nil
 }
 
-// catalog reads the catalogue of this machine, with further layers, and what extensions that are programs said of themselves
-// when they were last open. Nothing is started. With an error it returns what is sound.
+// catalog reads the catalogue of this machine, with further layers, and the descriptions that extensions that are programs gave
+// when they were last open. Nothing is started. With an error it returns the valid part.
 func (f *factory) catalog(further ...catalog.Layer) (*catalog.Catalog, error) {
 	layers, err := f.layers()
 	if err != nil {
@@ -292,7 +295,7 @@ func (f *factory) catalog(further ...catalog.Layer) (*catalog.Catalog, error) {
 	return c, catalog.Combine(err, c.Describe(f.extensionsDir()))
 }
 
-// extensionsDir is where extensions have what they keep.
+// extensionsDir has the directories of extensions.
 func (f *factory) extensionsDir() string { return filepath.Join(f.resolved.get("data_dir"), extDir) }
 
 const configFile = "config.yaml"
@@ -432,7 +435,7 @@ func (f *factory) apiKey() (sandboxer.Secret, error) {
 }
 
 // logger returns a logger to the process's stderr, or one that discards when quiet
-// and nobody asked for a level.
+// and no level was set.
 func (f *factory) logger(quiet bool) (*slog.Logger, error) {
 	s, err := f.settings()
 	if err != nil {

@@ -19,9 +19,9 @@ import (
 )
 
 func newCmdSnapshot(f *factory) *cobra.Command {
-	return newGroup("snapshot", "Save sandboxes, and look after what was saved", []string{"snapshots", "snap"},
-		newCmdSnapshotCreate(f, nil), newCmdSnapshotLs(f, nil), newCmdSnapshotTree(f, nil), newCmdSnapshotGet(f, nil), newCmdSnapshotDiff(f, nil),
-		newCmdSnapshotExport(f, nil), newCmdSnapshotImport(f, nil), newCmdSnapshotRm(f, nil), newCmdSnapshotAdopt(f, nil))
+	return newGroup("snapshot", "Snapshots: save, restore and manage them", []string{"snapshots", "snap"},
+		newCmdSnapshotCreate(f, snapshotCreateRun), newCmdSnapshotLs(f), newCmdSnapshotTree(f), newCmdSnapshotGet(f), newCmdSnapshotDiff(f),
+		newCmdSnapshotExport(f), newCmdSnapshotImport(f), newCmdSnapshotRm(f))
 }
 
 func snapshotView() view[*api.Snapshot] {
@@ -42,10 +42,6 @@ func snapshotView() view[*api.Snapshot] {
 			if s.Stored > 0 {
 				stored = size(s.Stored)
 			}
-			unconfirmed := ""
-			if s.Unconfirmed {
-				unconfirmed = "the database went back to when it was being saved; kept until it is dropped"
-			}
 			of := s.SandboxID
 			if s.Generation > 0 {
 				of += fmt.Sprintf(", generation %d", s.Generation)
@@ -55,7 +51,7 @@ func snapshotView() view[*api.Snapshot] {
 				{"memory", yesNo(s.Memory)}, {"quiesced", yesNo(s.Quiesced)}, {"sandbox", of}, {"parent", s.Parent},
 				{"profile", s.Profile}, {"extension", s.Extension}, {"host", s.Host}, {"tenant", s.Tenant}, {"size", size(s.Bytes)}, {"stored", stored}, {"files", files}, {"volumes", strings.Join(s.Volumes, ", ")}, {"digest", s.Digest},
 				{"created", moment(s.CreatedAt, ago)}, {"sealed", moment(s.SealedAt, ago)}, {"expires", moment(s.ExpiresAt, until)},
-				{"dropped", moment(s.DroppedAt, ago)}, {"unconfirmed", unconfirmed}, {"damaged", s.Damaged},
+				{"dropped", moment(s.DroppedAt, ago)}, {"damaged", s.Damaged},
 				{"last error", retriedText(s.LastError, s.Retries, s.RetryAt)},
 			}
 		},
@@ -74,15 +70,16 @@ type snapshotCreateOptions struct {
 	req api.CreateSnapshot
 }
 
-func newCmdSnapshotCreate(f *factory, runF func(context.Context, *snapshotCreateOptions) error) *cobra.Command {
+func newCmdSnapshotCreate(f *factory, run func(context.Context, *snapshotCreateOptions) error) *cobra.Command {
 	o := &snapshotCreateOptions{refOptions: refOptions{f: f}}
 	var native, portable, both bool
 	var ttl string
 	c := &cobra.Command{
-		Use: "create SANDBOX", Short: "Save a running sandbox, which goes on running",
-		Long: "Save a running sandbox, which goes on running, and print the snapshot's ID once it is sealed: read back and verified.\n\n" +
+		Use: "create SANDBOX", Short: "Save a running sandbox, which keeps running",
+		Long: "Save a running sandbox, which keeps running, and print the snapshot's ID once it is sealed: read back and verified.\n\n" +
 			"A native snapshot is the extension's own: fast, perhaps with memory, restored by that extension alone. A portable one\n" +
-			"keeps the workspace's files, which any extension can restore, and volumes where the sandbox was ordered so. Without a flag it is native where the extension can.",
+			"keeps the workspace's files, which any extension can restore, and volumes if the sandbox's inputs select them. The default\n" +
+			"is native if the extension supports it.",
 		Args: wants(1, 1, "one sandbox"), ValidArgsFunction: f.completeSandbox,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.ref = args[0]
@@ -101,32 +98,20 @@ func newCmdSnapshotCreate(f *factory, runF func(context.Context, *snapshotCreate
 				}
 				o.req.TTL = d
 			}
-			if runF != nil {
-				return runF(cmd.Context(), o)
-			}
-			return snapshotCreateRun(cmd.Context(), o)
+			return run(cmd.Context(), o)
 		},
 	}
 	fl := c.Flags()
-	fl.StringVar(&o.req.Name, "name", "", "`name`, unique among your snapshots")
+	fl.StringVar(&o.req.Name, "name", "", "`NAME`, unique among your snapshots")
 	fl.BoolVar(&native, "native", false, "the extension's own form")
 	fl.BoolVar(&portable, "portable", false, "the workspace's files, for any extension")
 	fl.BoolVar(&both, "both", false, "both forms")
-	fl.StringVar(&ttl, "ttl", "", "drop it after this `duration`; without it never")
+	fl.StringVar(&ttl, "ttl", "", "drop it after this `DURATION` (default: never)")
 	return c
 }
 
 func snapshotCreateRun(ctx context.Context, o *snapshotCreateOptions) error {
-	s, err := o.f.connect(ctx)
-	if err != nil {
-		return err
-	}
-	defer s.close()
-	snap, err := s.Snapshot(ctx, o.ref, o.req)
-	if err != nil {
-		return err
-	}
-	return printOne(o.f, snap, snapshotID())
+	return shown(ctx, o.f, snapshotID(), func(ctx context.Context, s *session) (*api.Snapshot, error) { return s.Snapshot(ctx, o.ref, o.req) })
 }
 
 type snapshotLsOptions struct {
@@ -136,13 +121,13 @@ type snapshotLsOptions struct {
 
 func (o *snapshotLsOptions) register(f *factory, c *cobra.Command) {
 	fl := c.Flags()
-	fl.StringVar(&o.q.Sandbox, "sandbox", "", "only of this `sandbox`")
+	fl.StringVar(&o.q.Sandbox, "sandbox", "", "only of this `SANDBOX`")
 	fl.BoolVarP(&o.q.All, "all", "a", false, "also those that the broker made for a pause or a fork")
-	fl.StringVar(&o.q.Tenant, "tenant", "", "only of this `tenant`, for administrators")
+	fl.StringVar(&o.q.Tenant, "tenant", "", "only of this `TENANT`, for administrators")
 	_ = c.RegisterFlagCompletionFunc("sandbox", f.completeSandboxes)
 }
 
-func newCmdSnapshotLs(f *factory, runF func(context.Context, *snapshotLsOptions) error) *cobra.Command {
+func newCmdSnapshotLs(f *factory) *cobra.Command {
 	o := &snapshotLsOptions{f: f}
 	var states []string
 	c := &cobra.Command{
@@ -160,42 +145,23 @@ func newCmdSnapshotLs(f *factory, runF func(context.Context, *snapshotLsOptions)
 			if err := checkLimit(o.q.Limit); err != nil {
 				return err
 			}
-			if runF != nil {
-				return runF(cmd.Context(), o)
-			}
-			return snapshotLsRun(cmd.Context(), o)
+			return listed(cmd.Context(), f, snapshotView(), func(ctx context.Context, s *session) (*api.List[api.Snapshot], error) { return s.Snapshots(ctx, o.q) })
 		},
 	}
 	o.register(f, c)
-	c.Flags().StringVar(&o.q.Parent, "parent", "", "only of sandboxes restored from this `snapshot`")
-	c.Flags().StringArrayVar(&states, "state", nil, "only in this `state`; several with commas")
+	c.Flags().StringVar(&o.q.Parent, "parent", "", "only of sandboxes restored from this `SNAPSHOT`")
+	c.Flags().StringArrayVar(&states, "state", nil, "only in this `STATE`; several with commas")
 	pageFlags(c, &o.q.Limit, &o.q.Cursor)
 	complete(c, "state", strings.Fields(join(sandboxer.SnapshotStates(), " "))...)
 	_ = c.RegisterFlagCompletionFunc("parent", f.completeSnapshots)
 	return c
 }
 
-func snapshotLsRun(ctx context.Context, o *snapshotLsOptions) error {
-	s, err := o.f.connect(ctx)
-	if err != nil {
-		return err
-	}
-	defer s.close()
-	l, err := s.Snapshots(ctx, o.q)
-	if err != nil {
-		return err
-	}
-	return printList(o.f, pointers(l), snapshotView())
-}
-
-func newCmdSnapshotTree(f *factory, runF func(context.Context, *snapshotLsOptions) error) *cobra.Command {
+func newCmdSnapshotTree(f *factory) *cobra.Command {
 	o := &snapshotLsOptions{f: f}
 	c := &cobra.Command{
 		Use: "tree", Short: "Show which snapshot came from which", Args: wants(0, 0, "no arguments"),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if runF != nil {
-				return runF(cmd.Context(), o)
-			}
 			return snapshotTreeRun(cmd.Context(), o)
 		},
 	}
@@ -274,66 +240,34 @@ func treeOf(items []*api.Snapshot, row func(*api.Snapshot) []string) ([]*api.Sna
 	}
 }
 
-func newCmdSnapshotGet(f *factory, runF func(context.Context, *refOptions) error) *cobra.Command {
-	o := &refOptions{f: f}
+func newCmdSnapshotGet(f *factory) *cobra.Command {
 	return &cobra.Command{
 		Use: "get SNAPSHOT", Aliases: []string{"show", "inspect"}, Short: "Show a snapshot",
 		Args: wants(1, 1, "one snapshot: its ID, the beginning of it, or its name"), ValidArgsFunction: f.completeSnapshot,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			o.ref = args[0]
-			if runF != nil {
-				return runF(cmd.Context(), o)
-			}
-			return snapshotGetRun(cmd.Context(), o)
+			return shown(cmd.Context(), f, snapshotView(), func(ctx context.Context, s *session) (*api.Snapshot, error) { return s.GetSnapshot(ctx, args[0]) })
 		},
 	}
 }
 
-func snapshotGetRun(ctx context.Context, o *refOptions) error {
-	s, err := o.f.connect(ctx)
-	if err != nil {
-		return err
-	}
-	defer s.close()
-	snap, err := s.GetSnapshot(ctx, o.ref)
-	if err != nil {
-		return err
-	}
-	return printOne(o.f, snap, snapshotView())
-}
-
-type snapshotDiffOptions struct {
-	f             *factory
-	before, after string
-}
-
-func newCmdSnapshotDiff(f *factory, runF func(context.Context, *snapshotDiffOptions) error) *cobra.Command {
-	o := &snapshotDiffOptions{f: f}
+func newCmdSnapshotDiff(f *factory) *cobra.Command {
 	return &cobra.Command{
 		Use: "diff BEFORE AFTER", Short: "Compare the files of two portable snapshots", Args: wants(2, 2, "two snapshots"),
 		ValidArgsFunction: f.completeSnapshots,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			o.before, o.after = args[0], args[1]
-			if runF != nil {
-				return runF(cmd.Context(), o)
-			}
-			return snapshotDiffRun(cmd.Context(), o)
+			return listed(cmd.Context(), f, changeView(), func(ctx context.Context, s *session) (*api.List[api.SnapshotChange], error) {
+				d, err := s.DiffSnapshots(ctx, args[0], args[1])
+				if err != nil {
+					return nil, err
+				}
+				return &api.List[api.SnapshotChange]{SchemaVersion: d.SchemaVersion, Items: d.Items}, nil
+			})
 		},
 	}
 }
 
-func snapshotDiffRun(ctx context.Context, o *snapshotDiffOptions) error {
-	s, err := o.f.connect(ctx)
-	if err != nil {
-		return err
-	}
-	defer s.close()
-	d, err := s.DiffSnapshots(ctx, o.before, o.after)
-	if err != nil {
-		return err
-	}
-	l := pointers(&api.List[api.SnapshotChange]{SchemaVersion: d.SchemaVersion, Items: d.Items})
-	return printList(o.f, l, view[*api.SnapshotChange]{
+func changeView() view[*api.SnapshotChange] {
+	return view[*api.SnapshotChange]{
 		cols: []string{"CHANGE", "BEFORE", "AFTER", "PATH"},
 		row: func(c *api.SnapshotChange) []string {
 			before, after := size(c.Before), size(c.After)
@@ -346,7 +280,7 @@ func snapshotDiffRun(ctx context.Context, o *snapshotDiffOptions) error {
 			return []string{c.Change, before, after, c.Path}
 		},
 		name: func(c *api.SnapshotChange) string { return c.Path },
-	})
+	}
 }
 
 type snapshotFileOptions struct {
@@ -356,7 +290,7 @@ type snapshotFileOptions struct {
 	accept        []string
 }
 
-func newCmdSnapshotExport(f *factory, runF func(context.Context, *snapshotFileOptions) error) *cobra.Command {
+func newCmdSnapshotExport(f *factory) *cobra.Command {
 	o := &snapshotFileOptions{refOptions: refOptions{f: f}}
 	return &cobra.Command{
 		Use: "export SNAPSHOT FILE", Short: "Write a portable snapshot to a file",
@@ -371,9 +305,6 @@ func newCmdSnapshotExport(f *factory, runF func(context.Context, *snapshotFileOp
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.ref, o.file = args[0], args[1]
-			if runF != nil {
-				return runF(cmd.Context(), o)
-			}
 			return snapshotExportRun(cmd.Context(), o)
 		},
 	}
@@ -394,40 +325,37 @@ func snapshotExportRun(ctx context.Context, o *snapshotFileOptions) (err error) 
 		_, err := io.Copy(o.f.io.stdout, r)
 		return err
 	}
-	// What breaks off must not look like a whole export.
+	// An interrupted export must not look like a whole one.
 	tmp, err := os.CreateTemp(filepath.Dir(o.file), "."+filepath.Base(o.file)+"-*")
 	if err != nil {
-		return sandboxer.E(sandboxer.Invalid, err, "%s cannot be written", o.file)
+		return fileError(err, "%s cannot be written", o.file)
 	}
 	defer os.Remove(tmp.Name())
 	if _, err := io.Copy(tmp, r); err != nil {
 		return errors.Join(err, tmp.Close())
 	}
 	if err := errors.Join(tmp.Chmod(0o600), tmp.Sync(), tmp.Close()); err != nil {
-		return sandboxer.E(sandboxer.Exhausted, err, "%s cannot be written", o.file)
+		return fileError(err, "%s cannot be written", o.file)
 	}
 	if err := wholefile.Publish(tmp.Name(), o.file); err != nil {
-		return sandboxer.E(sandboxer.Invalid, err, "%s cannot be written", o.file)
+		return fileError(err, "%s cannot be written", o.file)
 	}
 	return nil
 }
 
-func newCmdSnapshotImport(f *factory, runF func(context.Context, *snapshotFileOptions) error) *cobra.Command {
+func newCmdSnapshotImport(f *factory) *cobra.Command {
 	o := &snapshotFileOptions{refOptions: refOptions{f: f}}
 	c := &cobra.Command{
 		Use: "import FILE", Short: "Make a snapshot of an exported file", Args: wants(1, 1, "one file, or - for the standard input"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.file = args[0]
-			if runF != nil {
-				return runF(cmd.Context(), o)
-			}
 			return snapshotImportRun(cmd.Context(), o)
 		},
 	}
 	fl := c.Flags()
-	fl.StringVar(&o.name, "name", "", "`name`, unique among your snapshots")
-	fl.StringVar(&o.profile, "profile", "", "`profile` to restore it on, where the one it was made of does not exist here")
-	fl.StringArrayVar(&o.accept, "accept", nil, "trust this `signer` for once, as the refusal names it")
+	fl.StringVar(&o.name, "name", "", "`NAME`, unique among your snapshots")
+	fl.StringVar(&o.profile, "profile", "", "`PROFILE` to restore it on, if its own does not exist here")
+	fl.StringArrayVar(&o.accept, "accept", nil, "trust this `SIGNER` once; the refusal names it")
 	_ = c.RegisterFlagCompletionFunc("profile", f.completeProfiles)
 	return c
 }
@@ -437,52 +365,35 @@ func snapshotImportRun(ctx context.Context, o *snapshotFileOptions) error {
 	if o.file != "-" {
 		file, err := os.Open(o.file)
 		if err != nil {
-			return sandboxer.E(sandboxer.Invalid, err, "%s cannot be read", o.file)
+			return fileError(err, "%s cannot be read", o.file)
 		}
 		defer file.Close()
 		in = file
 	}
-	s, err := o.f.connect(ctx)
-	if err != nil {
-		return err
-	}
-	defer s.close()
-	snap, err := s.ImportSnapshot(ctx, o.name, o.profile, o.accept, in)
-	if err != nil {
-		return err
-	}
-	return printOne(o.f, snap, snapshotID())
+	return shown(ctx, o.f, snapshotID(), func(ctx context.Context, s *session) (*api.Snapshot, error) {
+		return s.ImportSnapshot(ctx, o.name, o.profile, o.accept, in)
+	})
 }
 
-type snapshotRmOptions struct {
-	f    *factory
-	refs []string
-}
-
-func newCmdSnapshotRm(f *factory, runF func(context.Context, *snapshotRmOptions) error) *cobra.Command {
-	o := &snapshotRmOptions{f: f}
+func newCmdSnapshotRm(f *factory) *cobra.Command {
 	return &cobra.Command{
-		Use: "rm SNAPSHOT…", Aliases: []string{"drop", "delete"}, Short: "Drop snapshots; what was restored from them lives on",
+		Use: "rm SNAPSHOT…", Aliases: []string{"drop", "delete"}, Short: "Drop snapshots; sandboxes restored from them are not affected",
 		Args: wants(1, -1, "one or more snapshots"), ValidArgsFunction: f.completeSnapshots,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			o.refs = args
-			if runF != nil {
-				return runF(cmd.Context(), o)
-			}
-			return snapshotRmRun(cmd.Context(), o)
+			return snapshotRmRun(cmd.Context(), f, args)
 		},
 	}
 }
 
-func snapshotRmRun(ctx context.Context, o *snapshotRmOptions) error {
-	s, err := o.f.connect(ctx)
+func snapshotRmRun(ctx context.Context, f *factory, refs []string) error {
+	s, err := f.connect(ctx)
 	if err != nil {
 		return err
 	}
 	defer s.close()
 	l := &api.List[*api.Snapshot]{SchemaVersion: api.SchemaVersion, Items: []*api.Snapshot{}}
 	var failed error
-	for _, ref := range o.refs {
+	for _, ref := range refs {
 		snap, err := s.DropSnapshot(ctx, ref)
 		if err != nil {
 			failed = errors.Join(failed, err)
@@ -490,63 +401,22 @@ func snapshotRmRun(ctx context.Context, o *snapshotRmOptions) error {
 		}
 		l.Items = append(l.Items, snap)
 	}
-	if len(o.refs) == 1 && failed == nil {
-		return printOne(o.f, l.Items[0], snapshotID())
+	if len(refs) == 1 && failed == nil {
+		return printOne(f, l.Items[0], snapshotID())
 	}
-	switch format := o.f.format(); {
+	switch format := f.format(); {
 	case format == "table" || format == "wide":
 		for _, snap := range l.Items {
-			if err := printOne(o.f, snap, snapshotID()); err != nil {
+			if err := printOne(f, snap, snapshotID()); err != nil {
 				return err
 			}
 		}
 	case len(l.Items) > 0:
-		if err := printList(o.f, l, snapshotView()); err != nil {
+		if err := printList(f, l, snapshotView()); err != nil {
 			return err
 		}
 	}
 	return failed
-}
-
-type snapshotAdoptOptions struct {
-	refOptions
-	adopt api.AdoptSnapshot
-}
-
-func newCmdSnapshotAdopt(f *factory, runF func(context.Context, *snapshotAdoptOptions) error) *cobra.Command {
-	o := &snapshotAdoptOptions{refOptions: refOptions{f: f}}
-	c := &cobra.Command{
-		Use: "adopt ID", Short: "Make a record anew for a snapshot that the database lost", Args: wants(1, 1, "one snapshot"),
-		Long: "After a restored backup, or lost writes, snapshots that are younger than the database are kept and named by\n" +
-			"'sandboxer audit', those that sandboxes were paused to as well. Adopt one, and it can be restored. Whose it is and what it was\n" +
-			"made from is in the stamp of a native one; a portable one needs --tenant. 'sandboxer snapshot rm ID' drops one instead.",
-		RunE: func(cmd *cobra.Command, args []string) error {
-			o.ref = args[0]
-			if runF != nil {
-				return runF(cmd.Context(), o)
-			}
-			return snapshotAdoptRun(cmd.Context(), o)
-		},
-	}
-	c.Flags().StringVar(&o.adopt.Name, "name", "", "`name`, unique among the tenant's snapshots")
-	c.Flags().StringVar(&o.adopt.Tenant, "tenant", "", "whose it becomes, if it has no stamp: a `tenant`")
-	c.Flags().StringVar(&o.adopt.Profile, "profile", "", "what it was made from, if it does not say: a `profile`")
-	_ = c.RegisterFlagCompletionFunc("profile", f.completeProfiles)
-	return c
-}
-
-func snapshotAdoptRun(ctx context.Context, o *snapshotAdoptOptions) error {
-	s, err := o.f.connect(ctx)
-	if err != nil {
-		return err
-	}
-	defer s.close()
-	snap, err := s.AdoptSnapshot(ctx, o.ref, o.adopt)
-	if err != nil {
-		return err
-	}
-	o.f.progress().done("%s is tenant %s's", snap.ID, snap.Tenant)
-	return printOne(o.f, snap, snapshotID())
 }
 
 type restoreOptions struct {
@@ -558,40 +428,27 @@ type restoreOptions struct {
 	req api.RestoreSnapshot // what the flags ask for (build)
 }
 
-func newCmdRestore(f *factory, runF func(context.Context, *restoreOptions) error) *cobra.Command {
+func newCmdRestore(f *factory, run func(context.Context, *restoreOptions) error) *cobra.Command {
 	o := &restoreOptions{refOptions: refOptions{f: f}}
 	c := &cobra.Command{
 		Use: "restore SNAPSHOT", Short: "Make a sandbox from a snapshot",
-		Long: "Make a sandbox from a snapshot and print its ID. It has an ID, a time to live and labels of its own; its environment is\n" +
-			"the source's, with what --env adds. On a profile of another extension, and with other inputs or on another host than its\n" +
-			"source, the portable form is restored.",
+		Long: "Make a sandbox from a snapshot and print its ID. It has its own ID, time to live and labels; its environment is the\n" +
+			"source's, with --env added. With a profile of another extension, with other inputs, or on another host than the source's,\n" +
+			"the portable form is restored.",
 		Args: wants(1, 1, "one snapshot"), ValidArgsFunction: f.completeSnapshot,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.ref = args[0]
 			if err := o.build(); err != nil {
 				return err
 			}
-			if runF != nil {
-				return runF(cmd.Context(), o)
-			}
-			return restoreRun(cmd.Context(), o)
+			return run(cmd.Context(), o)
 		},
 	}
 	fl, or := c.Flags(), &o.order
-	fl.StringVar(&or.profile, "profile", "", "another `profile` to restore on")
-	fl.StringVar(&o.kind, "kind", "", "restore this `form`: native or portable")
-	fl.StringArrayVar(&or.inputs, "input", nil, "another argument `key=value` than the source's, or key= for none; a local directory is made absolute")
-	fl.StringVar(&or.host, "host", "", "`place` among those the extension has")
-	or.env.bind(fl)
-	fl.StringArrayVar(&or.labels, "label", nil, "label `key=value`")
-	fl.StringVar(&or.name, "name", "", "`name`, unique among your live sandboxes")
-	fl.StringVar(&or.ttl, "ttl", "", "`lifetime`: 30m, 1h30m, 2d, or idle: as long as it is used")
-	or.registerIdle(c)
-	fl.StringVar(&or.maxCost, "max-cost", "", "refuse if it would cost more `credits` (SANDBOXER_MAX_COST)")
-	fl.StringVar(&or.consumer, "consumer", "", "`who` asks: a person, an agent, a service")
-	fl.StringVar(&or.consumerKind, "consumer-kind", "", "`kind` of the consumer: agent, ci, user")
-	fl.StringArrayVar(&or.consumerMeta, "consumer-meta", nil, "more about the consumer: `key=value`")
-	fl.StringVar(&or.key, "idempotency-key", "", "one `key` makes one sandbox, however often it is sent")
+	fl.StringVar(&or.profile, "profile", "", "another `PROFILE` to restore on")
+	fl.StringVar(&o.kind, "kind", "", "restore this `FORM`: native or portable")
+	fl.StringArrayVar(&or.inputs, "input", nil, "replace the source's argument: `KEY=VALUE`, or key= to remove it; a local directory is made absolute")
+	or.registerCommon(c)
 	fl.BoolVarP(&o.detach, "detach", "d", false, "do not wait until it is running")
 	complete(c, "kind", string(sandboxer.SnapshotNative), string(sandboxer.SnapshotPortable))
 	_ = c.RegisterFlagCompletionFunc("profile", f.completeProfiles)
@@ -643,12 +500,12 @@ type forkOptions struct {
 	req api.ForkSandbox // what the flags ask for
 }
 
-func newCmdFork(f *factory, runF func(context.Context, *forkOptions) error) *cobra.Command {
+func newCmdFork(f *factory, run func(context.Context, *forkOptions) error) *cobra.Command {
 	o := &forkOptions{refOptions: refOptions{f: f}}
 	c := &cobra.Command{
-		Use: "fork ID", Short: "Make copies of a running sandbox, which goes on running",
-		Long: "Make copies of a running sandbox, which goes on running: its files, and its processes where the extension saves memory.\n" +
-			"All copies are made, or none.",
+		Use: "fork ID", Short: "Make copies of a running sandbox, which keeps running",
+		Long: "Make copies of a running sandbox, which keeps running: of its files, and of its processes if the extension saves memory.\n" +
+			"Either all copies are made or none.",
 		Args: wants(1, 1, "one sandbox"), ValidArgsFunction: f.completeSandbox,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.ref = args[0]
@@ -660,19 +517,16 @@ func newCmdFork(f *factory, runF func(context.Context, *forkOptions) error) *cob
 			}
 			r := o.order.req
 			o.req = api.ForkSandbox{Count: o.count, TTL: r.TTL, Labels: r.Labels, Env: r.Env, MaxCost: r.MaxCost, Key: o.key}
-			if runF != nil {
-				return runF(cmd.Context(), o)
-			}
-			return forkRun(cmd.Context(), o)
+			return run(cmd.Context(), o)
 		},
 	}
 	fl := c.Flags()
-	fl.IntVarP(&o.count, "count", "n", 1, "how `many`, 1 to 100")
-	fl.StringArrayVarP(&o.order.env.vars, "env", "e", nil, "environment `NAME=value`, or NAME to pass on yours")
-	fl.StringArrayVar(&o.order.labels, "label", nil, "label `key=value`")
-	fl.StringVar(&o.order.ttl, "ttl", "", "`lifetime` of each: 30m, 1h30m, 2d, or idle: as long as it is used")
-	fl.StringVar(&o.key, "idempotency-key", "", "one `key` makes one set of copies, however often it is used")
-	fl.StringVar(&o.order.maxCost, "max-cost", "", "refuse if one would cost more `credits` (SANDBOXER_MAX_COST)")
+	fl.IntVarP(&o.count, "count", "n", 1, "`NUMBER` of copies, 1 to 100")
+	fl.StringArrayVarP(&o.order.env.vars, "env", "e", nil, "environment `NAME=VALUE`, or NAME to pass on yours")
+	fl.StringArrayVar(&o.order.labels, "label", nil, "label `KEY=VALUE`")
+	fl.StringVar(&o.order.ttl, "ttl", "", "`LIFETIME` of each: 30m, 1h30m, 2d, or idle: as long as it is used")
+	fl.StringVar(&o.key, "idempotency-key", "", "one `KEY` makes one set of copies, however often it is sent")
+	fl.StringVar(&o.order.maxCost, "max-cost", "", "refuse if one would cost more `CREDITS` (SANDBOXER_MAX_COST)")
 	return c
 }
 
@@ -696,13 +550,13 @@ type pauseOptions struct {
 	until time.Duration
 }
 
-func newCmdPause(f *factory, runF func(context.Context, *pauseOptions) error) *cobra.Command {
+func newCmdPause(f *factory, run func(context.Context, *pauseOptions) error) *cobra.Command {
 	o := &pauseOptions{refOptions: refOptions{f: f}}
 	c := &cobra.Command{
 		Use: "pause ID", Short: "Pause a running sandbox: it costs nothing until it is resumed",
 		Long: "Pause a running sandbox. It keeps its ID and its place; running time and the time to live stop.\n\n" +
-			"  freeze  its processes stand still, its memory stays occupied: instant\n" +
-			"  disk    memory and files are saved, its memory is given back\n" +
+			"  freeze  its processes are frozen, its memory stays in use: instant\n" +
+			"  disk    memory and files are saved, its memory is freed\n" +
 			"  files   files are saved, its processes end",
 		Args: wants(1, 1, "one sandbox"), ValidArgsFunction: f.completeSandbox,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -710,34 +564,24 @@ func newCmdPause(f *factory, runF func(context.Context, *pauseOptions) error) *c
 			if d := sandboxer.PauseDepth(o.depth); d != "" && !slices.Contains(sandboxer.PauseDepths(), d) {
 				return invalid("--depth: %q is not a depth of pausing", o.depth).WithHint("the depths are: %s", join(sandboxer.PauseDepths(), ", "))
 			}
-			if runF != nil {
-				return runF(cmd.Context(), o)
-			}
-			return pauseRun(cmd.Context(), o)
+			return run(cmd.Context(), o)
 		},
 	}
-	c.Flags().StringVar(&o.depth, "depth", "", "`how` deep: freeze, disk or files; without it as the profile says, or what the extension can")
+	c.Flags().StringVar(&o.depth, "depth", "", "`DEPTH`: freeze, disk or files (default: that of the profile, or the first that the extension supports)")
 	complete(c, "depth", strings.Fields(join(sandboxer.PauseDepths(), " "))...)
 	return c
 }
 
 func pauseRun(ctx context.Context, o *pauseOptions) error {
-	s, err := o.f.connect(ctx)
-	if err != nil {
-		return err
-	}
-	defer s.close()
-	sb, err := s.Pause(ctx, o.ref, api.PauseSandbox{Depth: sandboxer.PauseDepth(o.depth)})
-	if err != nil {
-		return err
-	}
-	return printOne(o.f, sb, sandboxID())
+	return shown(ctx, o.f, sandboxID(), func(ctx context.Context, s *session) (*api.Sandbox, error) {
+		return s.Pause(ctx, o.ref, api.PauseSandbox{Depth: sandboxer.PauseDepth(o.depth)})
+	})
 }
 
-func newCmdResume(f *factory, runF func(context.Context, *pauseOptions) error) *cobra.Command {
+func newCmdResume(f *factory, run func(context.Context, *pauseOptions) error) *cobra.Command {
 	o := &pauseOptions{refOptions: refOptions{f: f}}
 	c := &cobra.Command{
-		Use: "resume ID", Short: "Let a paused sandbox go on", Args: wants(1, 1, "one sandbox"), ValidArgsFunction: f.completeSandbox,
+		Use: "resume ID", Short: "Resume a paused sandbox", Args: wants(1, 1, "one sandbox"), ValidArgsFunction: f.completeSandbox,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.ref = args[0]
 			if o.ttl != "" {
@@ -747,61 +591,20 @@ func newCmdResume(f *factory, runF func(context.Context, *pauseOptions) error) *
 				}
 				o.until = d
 			}
-			if runF != nil {
-				return runF(cmd.Context(), o)
-			}
-			return resumeRun(cmd.Context(), o)
+			return run(cmd.Context(), o)
 		},
 	}
-	c.Flags().StringVar(&o.ttl, "ttl", "", "`lifetime` from now; without it what was left goes on")
+	c.Flags().StringVar(&o.ttl, "ttl", "", "`LIFETIME` from now (default: the remaining one continues)")
 	return c
 }
 
 func resumeRun(ctx context.Context, o *pauseOptions) error {
-	s, err := o.f.connect(ctx)
-	if err != nil {
-		return err
-	}
-	defer s.close()
-	sb, err := s.Resume(ctx, o.ref, api.ResumeSandbox{TTL: o.until})
-	if err != nil {
-		return err
-	}
-	return printOne(o.f, sb, sandboxID())
+	return shown(ctx, o.f, sandboxID(), func(ctx context.Context, s *session) (*api.Sandbox, error) {
+		return s.Resume(ctx, o.ref, api.ResumeSandbox{TTL: o.until})
+	})
 }
 
-func (f *factory) completeSnapshot(cmd *cobra.Command, args []string, toComplete string) ([]cobra.Completion, cobra.ShellCompDirective) {
-	if len(args) > 0 {
-		return nil, cobra.ShellCompDirectiveNoFileComp
-	}
-	return f.completeSnapshots(cmd, args, toComplete)
-}
-
-func (f *factory) completeSnapshots(_ *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
-	ctx, cancel := context.WithTimeout(context.Background(), completeWithin)
-	defer cancel()
-	s, err := f.connect(ctx)
-	if err != nil {
-		return nil, cobra.ShellCompDirectiveNoFileComp
-	}
-	defer s.close()
-	l, err := s.Snapshots(ctx, api.SnapshotQuery{})
-	if err != nil {
-		return nil, cobra.ShellCompDirectiveNoFileComp
-	}
-	var out []cobra.Completion
-	for _, snap := range l.Items {
-		about := string(snap.Kind) + " of " + snap.SandboxID
-		for _, word := range []string{snap.ID, snap.Name} {
-			if word != "" && !slices.Contains(args, word) {
-				out = append(out, cobra.CompletionWithDesc(word, about))
-			}
-		}
-	}
-	return out, cobra.ShellCompDirectiveNoFileComp
-}
-
-// pauseText says how a sandbox stands still, or nothing.
+// pauseText describes the pause of a sandbox, or is empty.
 func pauseText(sb *api.Sandbox) string {
 	p := sb.Pause
 	if p == nil {

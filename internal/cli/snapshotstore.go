@@ -3,11 +3,13 @@ package cli
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"math"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -28,7 +30,7 @@ type snapshotStore struct {
 	opening *opening          // in progress, nil if none is
 }
 
-// An opening is one attempt to reach the place, which all who need it share.
+// An opening is one attempt to open the place, which all callers that need it share.
 type opening struct {
 	done chan struct{} // closed when s and err are set
 	s    *checkpoint.Store
@@ -38,7 +40,7 @@ type opening struct {
 var _ manager.SnapshotStore = (*snapshotStore)(nil)
 
 // openSnapshotStore opens, or makes, the store in dir. Checkpoints themselves are in the place
-// that place opens, if it is not nil: when they are needed first, so that a server runs,
+// that place opens, if it is not nil. It is opened when it is first needed, so that a server runs,
 // and tears down, while an object store cannot be reached.
 func openSnapshotStore(dir string, place func(context.Context) (checkpoint.Blobs, error)) (*snapshotStore, error) {
 	spool := filepath.Join(dir, "spool")
@@ -64,8 +66,8 @@ func openSnapshotStore(dir string, place func(context.Context) (checkpoint.Blobs
 
 func (v *snapshotStore) Close() error { return v.close() }
 
-// store reaches the place of the checkpoints. Whoever comes while it is being opened has what
-// comes of that, or leaves when its own ctx ends.
+// store opens the place of the checkpoints. A caller that comes while it is being opened gets
+// that result, or leaves when its own ctx ends.
 func (v *snapshotStore) store(ctx context.Context) (*checkpoint.Store, error) {
 	for {
 		v.mu.Lock()
@@ -92,7 +94,7 @@ func (v *snapshotStore) store(ctx context.Context) (*checkpoint.Store, error) {
 		case <-ctx.Done():
 			return nil, context.Cause(ctx)
 		}
-		if kind := sandboxer.KindOf(o.err); kind != sandboxer.Canceled && kind != sandboxer.Timeout { // of who opened it
+		if kind := sandboxer.KindOf(o.err); kind != sandboxer.Canceled && kind != sandboxer.Timeout { // of the caller that opened it
 			return o.s, o.err
 		}
 	}
@@ -110,8 +112,8 @@ func (v *snapshotStore) reach(ctx context.Context) (*checkpoint.Store, error) {
 	return checkpoint.New(blobs, key, checkpoint.Options{SpoolDir: v.spool, Producer: "sandboxer " + version()})
 }
 
-// tidy removes what nothing needs any more, first after a while and then now and then,
-// until ctx ends. What failed is tried again an hour later.
+// tidy removes unneeded data, first after a while and then now and then,
+// until ctx ends. A failed removal is tried again an hour later.
 func (v *snapshotStore) tidy(ctx context.Context, after, every time.Duration, failed func(error)) {
 	next := time.NewTimer(after)
 	defer next.Stop()
@@ -142,10 +144,14 @@ func (v *snapshotStore) Save(ctx context.Context, rec *sandboxer.SnapshotRecord,
 	if err != nil {
 		return sandboxer.PortablePayload{}, err
 	}
-	// In a volume it is half of the content whose a file is: databases insist.
-	m, err := s.Save(ctx, rec.ID, meta, r, checkpoint.SaveOptions{Keep: checkpoint.Keep{Owners: len(meta.Volumes) > 0}})
+	// In a volume the owner is half of a file's content: databases insist on it.
+	m, err := s.Save(ctx, rec.ID, meta, r, checkpoint.SaveOptions{Rules: checkpoint.Rules{SkipSpecial: true}, Keep: checkpoint.Keep{Owners: len(meta.Volumes) > 0}})
 	if err != nil {
 		return sandboxer.PortablePayload{}, err
+	}
+	if n := m.Changed.Skipped; n > 0 {
+		left := fmt.Sprintf("%d sockets, pipes or devices are left out", n)
+		rec.Message = strings.TrimPrefix(rec.Message+"; "+left, "; ")
 	}
 	return payloadOf(m), nil
 }
@@ -185,18 +191,6 @@ func (v *snapshotStore) Files(ctx context.Context, id string) ([]manager.Snapsho
 	return out, nil
 }
 
-// Describe implements manager.SnapshotStore.
-func (v *snapshotStore) Describe(ctx context.Context, id string) (*sandboxer.SnapshotRecord, error) {
-	m, err := v.manifest(ctx, id)
-	if err != nil {
-		return nil, err
-	}
-	return &sandboxer.SnapshotRecord{
-		ID: id, SandboxID: m.Source.Sandbox, Generation: m.Source.Generation, Extension: m.Source.Extension, Host: m.Source.Host, Profile: m.Source.Profile,
-		Portable: payloadOf(m),
-	}, nil
-}
-
 // Export implements manager.SnapshotStore.
 func (v *snapshotStore) Export(ctx context.Context, id string, w io.Writer) error {
 	s, err := v.store(ctx)
@@ -207,8 +201,8 @@ func (v *snapshotStore) Export(ctx context.Context, id string, w io.Writer) erro
 }
 
 // Import implements manager.SnapshotStore. The file is first imported, and thereby verified,
-// into a store of its own: it keeps its ID there, and what comes of it here has the
-// ID that the broker chose, as often as one file is imported.
+// into a store of its own, where it keeps its ID. Its copy here has the
+// ID that the broker chose, so the same file can be imported several times.
 func (v *snapshotStore) Import(ctx context.Context, rec *sandboxer.SnapshotRecord, r io.Reader, accept []string) (p sandboxer.PortablePayload, err error) {
 	dir, err := os.MkdirTemp(v.spool, "import-")
 	if err != nil {
@@ -282,7 +276,7 @@ func (v *snapshotStore) List(ctx context.Context) ([]string, error) {
 	return s.IDs(ctx)
 }
 
-// progressing takes what is read for nothing but that it was, and says so.
+// progressing discards what is read, and reports it as progress.
 type progressing struct{ ctx context.Context }
 
 func (p progressing) Write(b []byte) (int, error) {

@@ -13,14 +13,14 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/checkpoint/s3"
 )
 
-// defaultS3 is where buckets are if nothing else is said.
+// defaultS3 is where buckets are by default.
 const defaultS3 = "https://s3.amazonaws.com"
 
 // checkSnapshotStore takes s3://bucket or s3://bucket/prefix.
 func checkSnapshotStore(v string) error {
 	u, err := url.Parse(v)
 	if err != nil || u.Scheme != "s3" || u.Host == "" || u.Port() != "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" {
-		return invalid("%q is no place for snapshots", v).WithHint("write s3://bucket or s3://bucket/prefix, or nothing for the data directory")
+		return invalid("%q is not a store for snapshots", v).WithHint("write s3://bucket or s3://bucket/prefix, or nothing for the data directory")
 	}
 	return nil
 }
@@ -71,14 +71,14 @@ func (f *factory) snapshotStore() (*s3.Config, error) {
 func readS3Credentials(name string, c *s3.Config) error {
 	st, err := os.Stat(name)
 	if err != nil {
-		return sandboxer.E(sandboxer.Invalid, err, "the credentials in %s cannot be read", name)
+		return unreadable(err, "the credentials in %s cannot be read", name)
 	}
 	if st.Mode().Perm()&0o077 != 0 {
 		return invalid("the credentials in %s can be read by others", name).WithHint("chmod 600 %s", name)
 	}
 	data, err := os.ReadFile(name)
 	if err != nil {
-		return sandboxer.E(sandboxer.Invalid, err, "the credentials in %s cannot be read", name)
+		return unreadable(err, "the credentials in %s cannot be read", name)
 	}
 	section := "default"
 	for sc := bufio.NewScanner(bytes.NewReader(data)); sc.Scan(); {

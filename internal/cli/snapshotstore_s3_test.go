@@ -104,7 +104,7 @@ func TestVaultPlaceLater(t *testing.T) {
 	}
 }
 
-// While one waits for a place that hangs, others share what comes of it, and whoever has left
+// While one caller waits for a place that hangs, others share its result, and a caller that has left
 // waits for nothing.
 func TestVaultPlaceHangs(t *testing.T) {
 	entered, answer := make(chan struct{}, 10), make(chan error)

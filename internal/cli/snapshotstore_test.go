@@ -13,9 +13,9 @@ import (
 	"github.com/sand-boxer/sandboxer/api"
 )
 
-// TestVaultTellsNoSharing: two tenants save the same file. The store has it once, and neither
+// TestSnapshotStoreTellsNoSharing: two tenants save the same file. The store has it once, and neither
 // learns that from what it is shown.
-func TestVaultTellsNoSharing(t *testing.T) {
+func TestSnapshotStoreTellsNoSharing(t *testing.T) {
 	v, err := openSnapshotStore(t.TempDir(), nil)
 	if err != nil {
 		t.Fatal(err)

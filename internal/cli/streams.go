@@ -13,11 +13,13 @@ import (
 	"unicode/utf8"
 
 	"golang.org/x/term"
+
+	"github.com/sand-boxer/sandboxer"
 )
 
-// streams are the standard files as the process was started with them. What people and
-// programs are told goes through out and err, whatever it says; only the streams of a
-// command inside and the content of files are written to stdout and stderr as they are.
+// streams are the standard files as the process was started with them. Messages to
+// people and programs go through out and err, whatever they contain; only the streams of a
+// command inside and the content of files are written to stdout and stderr unchanged.
 type streams struct {
 	in, stdout, stderr    *os.File
 	out, err              io.Writer
@@ -35,6 +37,17 @@ func systemStreams() *streams {
 	return s
 }
 
+// size is the size of the terminal that shows a command's output, or, if the output goes
+// elsewhere, of the one that it reads from.
+func (s *streams) size() (sandboxer.WinSize, bool) {
+	for _, f := range []*os.File{s.stdout, s.in} {
+		if cols, rows, err := term.GetSize(int(f.Fd())); err == nil && cols > 0 && rows > 0 {
+			return sandboxer.WinSize{Cols: uint16(cols), Rows: uint16(rows)}, true
+		}
+	}
+	return sandboxer.WinSize{}, false
+}
+
 // paint colours s (an SGR number such as "31") where that is wanted.
 func (s *streams) paint(sgr, text string) string {
 	if !s.color {
@@ -43,19 +56,19 @@ func (s *streams) paint(sgr, text string) string {
 	return control("\x1b["+sgr+"m") + text + control("\x1b[0m")
 }
 
-// A control sequence is written between these bytes, which are in no text.
+// A control sequence is written between these bytes, which no text contains.
 const controlBegin, controlEnd = 0xF8, 0xF9
 
-// control marks a control sequence as this program's own, which text of others cannot be.
+// control marks a control sequence as this program's own. Texts of others cannot be marked so.
 func control(seq string) string {
 	return string([]byte{controlBegin}) + seq + string([]byte{controlEnd})
 }
 
-// startOfLine goes there, and clears what the line shows.
+// startOfLine moves the cursor there, and clears the line.
 var startOfLine = control("\r\x1b[K")
 
-// printer is a file that a terminal may show: it shows what does not print as U+FFFD, and
-// lets no control sequence through but those that control made.
+// printer is a file that may be a terminal: it shows unprintable characters as U+FFFD, and
+// lets no control sequence through except those that control made.
 type printer struct{ f *os.File }
 
 func (p printer) Write(b []byte) (int, error) {
@@ -91,11 +104,11 @@ func (p printer) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// own is what this program sends to terminals: colours, and startOfLine.
+// own matches the sequences that this program sends to terminals: colours, and startOfLine.
 var own = regexp.MustCompile("^(\x1b\\[[0-9]+m|\r\x1b\\[K)$")
 
-// escaped is text of JSON or, with eight digits for what is beyond 16 bits, of YAML, in
-// which what a printer would not show is written with \u: it says the same.
+// escaped is text of JSON or, with eight digits beyond 16 bits, of YAML, in
+// which characters that a printer would not show are written with \u: it means the same.
 func escaped(b []byte, yaml bool) []byte {
 	if !slices.ContainsFunc(b, func(c byte) bool { return c > '~' }) {
 		return b
@@ -121,7 +134,7 @@ func escaped(b []byte, yaml bool) []byte {
 	return out
 }
 
-// clean makes text of unknown origin harmless to a terminal: what does not print is
+// clean makes text of unknown origin harmless to a terminal: unprintable characters are
 // shown as U+FFFD, line breaks as spaces.
 func clean(s string) string {
 	return strings.Map(func(r rune) rune {

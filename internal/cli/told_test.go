@@ -56,24 +56,19 @@ func TestUnusableExtensionIsShown(t *testing.T) {
 	wantSaid(t, answers, "extension show ext.shut", "problem: "+problem)
 }
 
-// What the database does not know of sandboxes since it went back is in every list, the status
-// says when that was.
+// The status says when the database went back and what to do. A sandbox of a pool that may be a tenant's
+// since is in every list.
 func TestWentBackIsShown(t *testing.T) {
-	sb := api.Sandbox{ID: "abcdefgh", State: sandboxer.Running, Unconfirmed: sandboxer.Unasked}
+	sb := api.Sandbox{ID: "abcdefgh", State: sandboxer.Warm, Unconfirmed: sandboxer.Claimed}
 	answers := map[string]any{
-		"status":             api.Status{SchemaVersion: api.SchemaVersion, Owner: "test", WentBack: time.Now().Add(-time.Hour), Unconfirmed: 3},
+		"status":             api.Status{SchemaVersion: api.SchemaVersion, Owner: "test", WentBack: time.Now().Add(-48 * time.Hour)},
 		"sandboxes":          api.List[api.Sandbox]{Items: []api.Sandbox{sb}},
 		"sandboxes/abcdefgh": sb,
 		"quarantine":         api.List[api.Quarantined]{},
 	}
-	wantSaid(t, answers, "ls", "running (unconfirmed)")
-	wantSaid(t, answers, "get abcdefgh", "unconfirmed: the database went back; its backend is being asked")
-	wantSaid(t, answers, "status", "went back: ", "3 sandboxes are unconfirmed: sandboxer audit")
-	for u, want := range map[sandboxer.Unconfirmed]string{sandboxer.Untold: "kept until it is extended or destroyed", sandboxer.Claimed: "kept until it is adopted or destroyed"} {
-		sb.Unconfirmed = u
-		answers["sandboxes/abcdefgh"] = sb
-		wantSaid(t, answers, "get abcdefgh", want)
-	}
+	wantSaid(t, answers, "ls", "warm (unconfirmed)")
+	wantSaid(t, answers, "get abcdefgh", "may belong to a tenant since then; kept until it is destroyed")
+	wantSaid(t, answers, "status", "went back: ", "so no deadline counts; see: sandboxer audit; then: sandboxer accept")
 }
 
 // What an operator should know of an extension is in the status, and in what is shown of it.

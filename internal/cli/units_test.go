@@ -166,6 +166,14 @@ func TestOptions(t *testing.T) {
 		if _, err := o.requestFor(&session{local: true}); err != nil {
 			t.Errorf("a source of this machine for a server of it: %v", err)
 		}
+		for _, addr := range []string{"http://127.0.0.1:8080", "https://localhost:8443", "http://[::1]:80"} {
+			if _, err := o.requestFor(&session{addr: addr}); err != nil {
+				t.Errorf("a source of this machine for the server at %s: %v", addr, err)
+			}
+		}
+		if _, err := o.requestFor(&session{addr: "https://127.0.0.1.example.com"}); sandboxer.Message(err) != want {
+			t.Errorf("a source of this machine for a server with a name: %v; want %s", err, want)
+		}
 		if _, err := o.requestFor(&session{}); sandboxer.Message(err) != want {
 			t.Errorf("a source of this machine for a server elsewhere: %v; want %s", err, want)
 		}
@@ -175,7 +183,7 @@ func TestOptions(t *testing.T) {
 		t.Errorf("a source at home: %v", err)
 	}
 
-	// An image is told from a profile by its form.
+	// An image is distinguished from a profile by its form.
 	for arg, want := range map[string][2]string{
 		"python": {"python", ""}, "python:3.13": {"profile.local", "python:3.13"}, "./root": {"profile.local", "./root"}, "": {"profile.local", ""},
 	} {
@@ -195,7 +203,7 @@ func equalRequests(a, b api.CreateSandbox) bool {
 	return fmt.Sprintf("%+v", a) == fmt.Sprintf("%+v", b) && an.Mode == bn.Mode && slices.Equal(an.Allow, bn.Allow)
 }
 
-// TestStats: what nobody could measure is called unknown.
+// TestStats: a value that could not be measured is called unknown.
 func TestStats(t *testing.T) {
 	rows := statsView("x").detail(&api.Stats{CPU: -1, MemoryBytes: -1, MemoryLimit: 1 << 20, DiskBytes: -1, PIDs: -1, RxBytes: -1, TxBytes: 0})
 	want := [][2]string{{"cpu time", "unknown"}, {"memory", "unknown of 1MiB"}, {"disk", "unknown"}, {"processes", "unknown"}, {"received", "unknown"}, {"sent", "0B"}}
@@ -290,7 +298,7 @@ func TestClean(t *testing.T) {
 	}
 }
 
-// TestParsers feeds the parsers what nobody would type. It is no fuzz target because
+// TestParsers feeds the parsers text that no user would type. It is no fuzz target because
 // gVisor, which this package links, cannot be built with coverage for one.
 func TestParsers(t *testing.T) {
 	seeds := rapid.SampledFrom([]string{"512MiB", "1d12h", "allow:a,b", "A=1", "profile: x\nmax_cost: 1", "a: [", "a: &x [*x]", "\xff", "api_key: x", "!!binary x", "- ", "? :", "%"})
@@ -543,7 +551,7 @@ func sockets(t *testing.T) []string {
 	return names
 }
 
-// ours reports that nobody answers at a socket: another test's would.
+// ours reports that no server answers at a socket: another test's would.
 func ours(name string) bool { return !answers(context.Background(), name) }
 
 // TestRegularBackups runs the loop of a server's backups.

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sand-boxer/sandboxer/internal/buildtest"
 )
 
 // formerBuilds are commits whose programs saved sandboxes in another way than those after
@@ -35,6 +37,9 @@ func TestUpgrade(t *testing.T) {
 		t.Skipf("no git history here: %v", err)
 	}
 	root := strings.TrimSpace(string(top))
+	if err := buildtest.Reads(buildtest.Products); err != nil {
+		t.Fatal(err)
+	}
 	build := func(src, dst string) {
 		t.Helper()
 		ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)

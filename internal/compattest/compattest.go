@@ -1,6 +1,6 @@
-// Package compattest holds today's programs to what former ones stored. It has fixtures, the
+// Package compattest checks today's programs against what former ones stored. It has fixtures, the
 // data directories of former builds, which scripts/fixture.sh makes, and listings of every
-// stored form, which a change of that form has to pass by.
+// stored form, which change with each change of that form.
 package compattest
 
 import (
@@ -23,8 +23,8 @@ import (
 var testdata embed.FS
 
 // A Fixture is what the programs of one commit left in a data directory. It was made on
-// another machine, so that its sandboxes are gone; of what a native snapshot holds, it has what
-// the extension wrote down, without memory.
+// another machine, so that its sandboxes are gone; of a native snapshot it has only what
+// the extension recorded, without memory.
 type Fixture struct {
 	Name   string `json:"-"`      // time and commit; fixtures are in its order
 	Commit string `json:"commit"` // whose programs

@@ -16,7 +16,7 @@ import (
 const updateForms = "SANDBOXER_UPDATE_FORMS"
 
 // CheckForm compares a stored form with its listing, testdata/forms/<name>, line by line, and
-// fails when it is another one. The text is whatever describes the form: Shape for
+// fails when it differs. The text is whatever describes the form: Shape for
 // JSON, the statements of a schema, the names of files.
 //
 // With SANDBOXER_UPDATE_FORMS set it writes the listing instead.
@@ -84,8 +84,8 @@ func changes(had, has string) string {
 }
 
 // Shape describes how encoding/json writes the types of values: one line for each field with
-// its path, its type and whether it may be absent. format, where the form has one, is what
-// its values are marked with.
+// its path, its type and whether it may be absent. format, if the form has one, is the mark of
+// its values.
 func Shape(format string, values ...any) string {
 	var b strings.Builder
 	if format != "" {

@@ -65,8 +65,9 @@ func TestMissing(t *testing.T) {
 		{`{"a":[1,2]}`, `{"a":[1]}`, "it.a is lost"},
 		{`{"a":{"b":1}}`, `{}`, "it.a is lost"},
 		{`{"a":[{"b":1}]}`, `{"a":[{"b":2}]}`, "it.a[0].b is 2; want 1"},
+		{`{"a":[{"old":1}]}`, `{"a":[{}]}`, ""},
 	} {
-		if got := missing(decoded(t, []byte(tt.want)), decoded(t, []byte(tt.have)), "it"); got != tt.lost {
+		if got := missing(decoded(t, []byte(tt.want)), decoded(t, []byte(tt.have)), "it", []string{"old"}); got != tt.lost {
 			t.Errorf("%s in %s: %q; want %q", tt.want, tt.have, got, tt.lost)
 		}
 	}

@@ -1,5 +1,5 @@
-// Package confine takes from this process what a broker does not need, so that whoever
-// gets hold of it, by way of a sandbox or a request, has less to work with.
+// Package confine takes rights from this process that a broker does not need, so that an attacker who
+// takes it over, by way of a sandbox or a request, can do less.
 package confine
 
 import "errors"

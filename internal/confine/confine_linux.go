@@ -11,7 +11,7 @@ import (
 )
 
 // kept are the capabilities that a broker of root's needs, and what for. Without the
-// first six no sandbox starts on this machine. What this process was not given it does
+// first six no sandbox starts on this machine. Capabilities that this process did not have it does
 // not get here.
 var kept = []uintptr{
 	unix.CAP_CHOWN,            // a sandbox's files belong to its own users
@@ -29,13 +29,13 @@ var kept = []uintptr{
 }
 
 // Process gives up, for all threads of this process and for the programs that it will
-// start, every capability that a broker does not need; with noNewPrivileges also what
-// set-user-ID programs and files with capabilities would give. What a capability set
-// holds already, or the kernel does not know, is no error. There is no way back. It fails
+// start, every capability that a broker does not need; with noNewPrivileges also those that
+// set-user-ID programs and files with capabilities would give. Capabilities that are missing
+// already, or that the kernel does not know, are no error. There is no way back. It fails
 // in a program that is linked with C libraries, and has then changed nothing.
 func Process(noNewPrivileges bool) error {
 	if noNewPrivileges {
-		// First, so that one that cannot do this has not done half.
+		// First, so that a process that cannot do this has not done half.
 		if err := all("no_new_privs", unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1); err != nil {
 			return err
 		}
@@ -49,8 +49,8 @@ func Process(noNewPrivileges bool) error {
 	if err := unix.Capget(hdr, &data[0]); err != nil {
 		return os.NewSyscallError("capget", err)
 	}
-	// Only who has this may lower the bounding set. Where nobody here has it, that set
-	// bounds what executing a program gives to root alone.
+	// Only a process with this capability may lower the bounding set. Without it, that set
+	// matters only when root executes a program.
 	if data[0].Effective&(1<<unix.CAP_SETPCAP) != 0 {
 		for c := uintptr(0); ; c++ {
 			in, err := unix.PrctlRetInt(unix.PR_CAPBSET_READ, c, 0, 0, 0)

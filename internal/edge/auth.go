@@ -29,20 +29,25 @@ func NoKey(form string) error {
 
 // BearerKey reads a key that is sent as a bearer token (RFC 6750).
 func BearerKey(r *http.Request) (sandboxer.Secret, error) {
-	scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
+	auth, err := one(r.Header, "Authorization")
+	if err != nil {
+		return "", err
+	}
+	scheme, token, _ := strings.Cut(auth, " ")
 	if scheme == "" {
 		return "", NoKey("Authorization: Bearer sbx_key_…")
 	}
 	key := sandboxer.Secret(strings.TrimSpace(token))
 	if !strings.EqualFold(scheme, "Bearer") {
-		return key, sandboxer.E(sandboxer.Unauthenticated, nil, "the Authorization header is not of the form Bearer sbx_key_…")
+		return key, sandboxer.E(sandboxer.Unauthenticated, nil, "the Authorization header is not of the form Bearer sbx_key_…").
+			WithHint("send: Authorization: Bearer sbx_key_…")
 	}
 	return key, nil
 }
 
-// identify returns who makes the request. The same answer is given for every
-// unusable key, whatever is wrong with it. The key is looked at first: failures slow
-// down nobody whose key is good.
+// identify returns the principal of a request. It gives the same answer for every
+// unusable key, whatever is wrong with it. It checks the key first: failures never slow
+// down a caller whose key is valid.
 func (e *Edge) identify(d *Door, r *http.Request) (sandboxer.Principal, error) {
 	token, err := d.Key(r)
 	var none *noKey
@@ -60,14 +65,14 @@ func (e *Edge) identify(d *Door, r *http.Request) (sandboxer.Principal, error) {
 		return p, err
 	}
 	if what, wait := e.logins.failed(remoteIP(r), keyID(token.Reveal())); wait > 0 {
-		e := sandboxer.E(sandboxer.Exhausted, nil, "too many failed logins %s", what).WithHint("use a key that is good: it is taken at any time")
+		e := sandboxer.E(sandboxer.Exhausted, nil, "too many failed logins %s", what).WithHint("use a valid key: it is accepted at any time")
 		e.RetryAfter = wait
 		err = e
 	}
 	return sandboxer.Principal{}, err
 }
 
-// keyID is the part of a token by which its key is known; "" if there is none.
+// keyID is the part of a token that identifies its key; "" if there is none.
 func keyID(token string) string {
 	rest, ok := strings.CutPrefix(token, "sbx_key_")
 	id, _, _ := strings.Cut(rest, "_")
@@ -77,7 +82,7 @@ func keyID(token string) string {
 	return id
 }
 
-// authorize lets a request in to a route, and returns it with who makes it in its ctx.
+// authorize admits a request to a route, and returns it with its principal in its ctx.
 func (e *Edge) authorize(r *http.Request, a Access) (*http.Request, error) {
 	c := callOf(r.Context())
 	switch {
@@ -99,7 +104,7 @@ func (e *Edge) authorize(r *http.Request, a Access) (*http.Request, error) {
 	return r, sandboxer.E(sandboxer.Internal, nil, "the route %q does not declare who may use it", c.route)
 }
 
-// admit finds out who makes a request, and whether they may and have the scope.
+// admit identifies the principal of a request, and checks its rights and its scope.
 func (e *Edge) admit(r *http.Request, want sandboxer.Scope) (*http.Request, error) {
 	c := callOf(r.Context())
 	p, err := e.identify(c.door, r)
@@ -108,7 +113,7 @@ func (e *Edge) admit(r *http.Request, want sandboxer.Scope) (*http.Request, erro
 		err = e.admitConn(r, p)
 	}
 	if err != nil {
-		c.w.Header().Set("Connection", "close") // who has no key holds none
+		c.w.Header().Set("Connection", "close") // a caller without a key must not hold a connection
 		return r, err
 	}
 	if err := e.auth.AdmitRequest(p); err != nil {
@@ -144,10 +149,10 @@ func (e *Edge) checkHost(r *http.Request) error {
 		return nil
 	}
 	return WithStatus(http.StatusMisdirectedRequest, sandboxer.E(sandboxer.Denied, nil, "this server is not known as %q", host).
-		WithHint("address it by the name its operator gave it, or allow this name in its configuration"))
+		WithHint("address it by the name that its operator gave it, or allow this name in its configuration"))
 }
 
-// admitConn notes that r is made by p: from now on its connection may take its time.
+// admitConn notes that r is made by p: from now on its connection has no short deadline.
 func (e *Edge) admitConn(r *http.Request, p sandboxer.Principal) error {
 	if n := connOf(r.Context()); n != nil {
 		if err := e.conns.authenticated(n, p); err != nil {
@@ -158,7 +163,7 @@ func (e *Edge) admitConn(r *http.Request, p sandboxer.Principal) error {
 	return nil
 }
 
-// remoteIP is the address that a request came from, as failures are counted by it.
+// remoteIP is the address that a request came from, by which failures are counted.
 func remoteIP(r *http.Request) string {
 	if a, err := netip.ParseAddrPort(r.RemoteAddr); err == nil {
 		return networkOf(a.Addr())
@@ -166,8 +171,8 @@ func remoteIP(r *http.Request) string {
 	return "a local socket"
 }
 
-// A loginLimiter counts failed logins: from one address there may be only so many in a while, and
-// fewer with one key. Those above are told so, and when it is enough.
+// A loginLimiter bounds failed logins from one address in a while, and more strictly those
+// with one key. Callers above that get an error that says when to try again.
 type loginLimiter struct {
 	mu      sync.Mutex
 	buckets map[string]*rate.Limiter
@@ -183,7 +188,7 @@ const (
 func newLoginLimiter() *loginLimiter { return &loginLimiter{buckets: map[string]*rate.Limiter{}} }
 
 // failed notes a failed login from ip with the key id ("" if it named none), and returns
-// for how long further ones are too many, and of what; 0 if they are not.
+// for how long further ones are refused, and what is counted; 0 if they are not.
 func (g *loginLimiter) failed(ip, id string) (what string, wait time.Duration) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -206,7 +211,7 @@ func (g *loginLimiter) count(name string, burst int, every time.Duration) time.D
 					delete(g.buckets, k)
 				}
 			}
-			for k := range g.buckets { // still full: somebody has many addresses
+			for k := range g.buckets { // still full: a client has many addresses
 				if len(g.buckets) < maxLoginBuckets {
 					break
 				}

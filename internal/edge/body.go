@@ -15,14 +15,16 @@ const (
 	maxDrained = 256 << 10        // of such a rest is read, so that the connection serves on
 )
 
-// requestBody is the body of a request. Nothing of it is read before somebody was
-// authenticated, and nothing holds the answer up for longer than drainTime.
+// requestBody is the body of a request. Nothing of it is read before the caller is
+// authenticated, and nothing delays the answer for longer than drainTime.
 type requestBody struct {
 	io.ReadCloser
 	call            *call
 	rc              *http.ResponseController
-	expectsContinue bool          // the client waits to be told to send it
+	expectsContinue bool          // the client waits for permission to send it
 	drainTime       time.Duration // for the rest, when the answer is there
+	lingerTime      time.Duration // after the answer, for what still comes
+	conn            *conn         // nil if it is none of ours
 	ended           atomic.Bool
 	ownDeadline     atomic.Bool // has a deadline of its own
 	deadlineMoved   atomic.Int64
@@ -30,7 +32,7 @@ type requestBody struct {
 
 func (b *requestBody) Read(p []byte) (int, error) {
 	if !b.call.admitted.Load() {
-		return 0, sandboxer.E(sandboxer.Unauthenticated, nil, "nothing is read of a request that nobody is known to make")
+		return 0, sandboxer.E(sandboxer.Unauthenticated, nil, "the body of a request without a known caller is not read")
 	}
 	if now := time.Now(); !b.ownDeadline.Load() && now.Unix()-b.deadlineMoved.Load() > 60 { // moving a deadline costs
 		b.deadlineMoved.Store(now.Unix())
@@ -46,7 +48,7 @@ func (b *requestBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// setDeadline gives the whole body so much time; 0 ends that.
+// setDeadline gives the whole body that much time; 0 ends that.
 func (b *requestBody) setDeadline(d time.Duration) {
 	if b == nil {
 		return
@@ -59,8 +61,8 @@ func (b *requestBody) setDeadline(d time.Duration) {
 	}
 }
 
-// drain is called before the answer is written. A rest of the body that is still to
-// come is read if it comes soon; else the connection ends with the answer.
+// drain is called before the answer is written. It reads the rest of the body
+// if that comes soon; else the connection ends with the answer.
 func (b *requestBody) drain(answer http.Header) {
 	if b.ended.Load() {
 		return
@@ -73,13 +75,16 @@ func (b *requestBody) drain(answer http.Header) {
 		}
 	}
 	answer.Set("Connection", "close")
+	if b.conn != nil && b.call.admitted.Load() {
+		b.conn.linger.Store(int64(b.lingerTime))
+	}
 	b.ownDeadline.Store(true)
 	b.rc.SetReadDeadline(time.Unix(1, 0)) // net/http would wait for it
 }
 
 // ReadAll reads the body of a request that is kept in memory: most bytes at most, within
 // d. Kinds: Invalid for a body that is larger, which answers 413, or does not arrive
-// whole; Exhausted where there is no memory for it.
+// completely; Exhausted if there is no memory for it.
 func ReadAll(r *http.Request, most int64, d time.Duration) ([]byte, error) {
 	c := callOf(r.Context())
 	c.body.setDeadline(d)
@@ -88,7 +93,8 @@ func ReadAll(r *http.Request, most int64, d time.Duration) ([]byte, error) {
 	var tooBig *http.MaxBytesError
 	switch {
 	case errors.As(err, &tooBig):
-		return nil, WithStatus(http.StatusRequestEntityTooLarge, sandboxer.E(sandboxer.Invalid, nil, "the request body is larger than %d bytes", most))
+		return nil, WithStatus(http.StatusRequestEntityTooLarge, sandboxer.E(sandboxer.Invalid, nil, "the request body is larger than %d bytes", most).
+			WithHint("send less in one request; files have no such limit: sandboxer cp"))
 	case errors.Is(err, sandboxer.Exhausted):
 		return nil, err
 	case err != nil:

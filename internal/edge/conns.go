@@ -10,28 +10,29 @@ import (
 	"net/http"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/halfclose"
-	"github.com/sand-boxer/sandboxer/internal/manager"
+	"github.com/sand-boxer/sandboxer/internal/nofile"
 )
 
-// ConnLimits bound how many connections are open at once. What a field leaves 0 is
-// chosen from the number of file descriptors that the process may have.
+// ConnLimits bound how many connections are open at once. The default of a field that is 0
+// depends on the number of file descriptors that the process may have.
 type ConnLimits struct {
-	Unauthenticated int           // on the TCP listeners, before anybody was authenticated on them
+	Unauthenticated int           // on the TCP listeners, before a caller is authenticated on them
 	PerAddress      int           // of those, from one address; of IPv6 a /64 is one address
 	PerKey          int           // authenticated with one key
 	PerTenant       int           // authenticated with any key of one tenant
 	Authenticated   int           // with any key
 	Reserve         int           // descriptors that no connection of a TCP listener takes
-	Wait            time.Duration // for the next byte of a connection on which nobody is authenticated; default 10 s
+	Wait            time.Duration // for the next byte of a connection without an authenticated caller; default 10 s
 
-	// Stall and StreamStall are how long somebody who is authenticated may take nothing of
+	// Stall and StreamStall are how long an authenticated client may read nothing of
 	// what is sent: of an answer, default 5 minutes, and of a stream such as the output of
-	// a command, before which a pager may rest, default an hour.
+	// a command, which a pager may hold up, default an hour.
 	Stall, StreamStall time.Duration
 }
 
@@ -59,16 +60,16 @@ func (l ConnLimits) withDefaults(nofile int) ConnLimits {
 	return l
 }
 
-// connections accounts for every connection of a server's listeners. Until somebody is
+// connections accounts for every connection of a server's listeners. Until a caller is
 // authenticated on it, a connection lasts only as long as bytes come and go, and makes
-// room for newer ones when there are too many: whoever sends his key at once is served,
-// however many there are who send nothing.
+// room for newer ones when there are too many: so a client that sends its key at once is served,
+// even if many others send nothing.
 type connections struct {
 	limits ConnLimits
 	nofile int
 
 	mu        sync.Mutex
-	anonymous list.List      // of *conn: nobody is authenticated on them; oldest first
+	anonymous list.List      // of *conn: no caller is authenticated on them; oldest first
 	addresses map[string]int // of anonymous
 	idle      list.List      // of *conn: authenticated, between two requests; longest idle first
 	keys      map[string]int // authenticated, by key or user
@@ -77,7 +78,7 @@ type connections struct {
 }
 
 func newConnections(l ConnLimits) *connections {
-	n := manager.Descriptors()
+	n := nofile.Limit()
 	return &connections{limits: l.withDefaults(n), nofile: n, addresses: map[string]int{}, keys: map[string]int{}, tenants: map[string]int{}}
 }
 
@@ -91,12 +92,14 @@ type conn struct {
 	// Under in.mu.
 	anonymous *list.Element
 	idle      *list.Element
-	key       string // who was authenticated last
+	key       string // key or user of the last authenticated caller
 	tenant    string
 	gone      bool
 
+	linger atomic.Int64 // for how long Close takes what still comes
+
 	mu            sync.Mutex
-	authenticated bool      // somebody is authenticated on it
+	authenticated bool      // a caller is authenticated on it
 	hijacked      bool      // it is a stream now, and no longer one of requests
 	read          time.Time // the deadlines that were asked for
 	write         time.Time
@@ -129,7 +132,7 @@ func (g *countedListener) Accept() (net.Conn, error) {
 func (c *connections) add(nc net.Conn) *conn {
 	n := &conn{Conn: nc, in: c}
 	_, n.local = nc.(*net.UnixConn)
-	// The kernel gives the lowest number that is free: so many are in use at least.
+	// The kernel gives the lowest free number: so at least that many are in use.
 	used := descriptor(nc)
 	if n.local {
 		if used >= c.nofile-c.limits.Reserve/2 {
@@ -159,7 +162,7 @@ func (c *connections) add(nc net.Conn) *conn {
 	return n
 }
 
-// evictOldest takes the anonymous connection that is open longest, of those from address, out of
+// evictOldest takes the anonymous connection that has been open longest, of those from address, out of
 // their account, and returns it.
 func (c *connections) evictOldest(address string) *conn {
 	for e := c.anonymous.Front(); e != nil; e = e.Next() {
@@ -182,7 +185,7 @@ func (c *connections) busiestAddress() (address string) {
 	return address
 }
 
-// makeRoom closes the connection that can best be spared, and reports whether there was
+// makeRoom closes the most dispensable connection, and reports whether there was
 // one: an anonymous one first, then one between two requests. Those of the Unix socket make
 // room for each other, and for others where they idly hold most of the descriptors.
 func (c *connections) makeRoom(local bool) bool {
@@ -230,7 +233,7 @@ func decrement(m map[string]int, k string) {
 	}
 }
 
-// remove takes a connection that is closed out of every account.
+// remove takes a closed connection out of every account.
 func (c *connections) remove(n *conn) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -242,7 +245,7 @@ func (c *connections) remove(n *conn) {
 	c.dropAuthenticated(n)
 }
 
-// dropAuthenticated takes n from the account of whoever was authenticated on it. Call it with
+// dropAuthenticated takes n from the account of the principal authenticated on it. Call it with
 // c.mu held.
 func (c *connections) dropAuthenticated(n *conn) {
 	if n.idle != nil {
@@ -327,7 +330,7 @@ func (c *connections) setIdle(n *conn, now bool) {
 	}
 }
 
-// state is told of each connection what it does.
+// state is called with each new state of a connection.
 func (c *connections) state(nc net.Conn, now http.ConnState) {
 	if n := belowTLS(nc); n != nil {
 		c.setIdle(n, now == http.StateIdle || now == http.StateNew && n.local)
@@ -342,11 +345,11 @@ func (c *connections) state(nc net.Conn, now http.ConnState) {
 func exhausted(format string, args ...any) error {
 	e := sandboxer.E(sandboxer.Exhausted, nil, format, args...)
 	e.RetryAfter = time.Second
-	return e.WithHint("try again when some of it has ended")
+	return e.WithHint("try again when some of them have ended")
 }
 
-// refuseConn answers a connection that nothing is read of. Over TLS it means nothing to
-// the client, who finds the connection closed.
+// refuseConn answers a connection without reading from it. Over TLS the client cannot read the
+// answer, and finds the connection closed.
 func refuseConn(c net.Conn) {
 	_ = c.SetDeadline(time.Now().Add(time.Second))
 	io.WriteString(c, "HTTP/1.1 429 Too Many Requests\r\nRetry-After: 1\r\nConnection: close\r\nContent-Type: application/problem+json\r\n\r\n"+
@@ -366,8 +369,8 @@ func descriptor(nc net.Conn) (n int) {
 	return n
 }
 
-// network is what counts as one address: of IPv6 a /64, whose every address anybody in
-// it can use.
+// network is what counts as one address: for IPv6 a /64, since each host in it may use any
+// of its addresses.
 func network(a net.Addr) string {
 	t, ok := a.(*net.TCPAddr)
 	if !ok {
@@ -398,7 +401,18 @@ func (n *conn) setAuthenticated() {
 	n.Conn.SetWriteDeadline(n.writeDeadline(n.write))
 }
 
+// lingerTime is how long the rest of a body is read after its answer, before the connection ends, and maxLingered how
+// much of it. A connection that is closed with unread data is reset, and the answer may be lost.
+const (
+	lingerTime  = time.Second
+	maxLingered = 64 << 20
+)
+
 func (n *conn) Close() error {
+	if d := n.linger.Swap(0); d > 0 && n.CloseWrite() == nil {
+		n.Conn.SetReadDeadline(time.Now().Add(time.Duration(d)))
+		_, _ = io.CopyN(io.Discard, n.Conn, maxLingered)
+	}
 	n.in.remove(n)
 	return n.Conn.Close()
 }
@@ -406,11 +420,11 @@ func (n *conn) Close() error {
 // CloseWrite ends the sending half, where the connection can do that.
 func (n *conn) CloseWrite() error { return halfclose.CloseWrite(n.Conn) }
 
-// progress is how much a client has to take in the time that it has.
+// progress is how much a client has to read in the time that it has.
 const progress = 64 << 10
 
-// Write ends for a client who takes nothing for longer than they may, which frees what
-// is behind it.
+// Write ends for a client that reads nothing for longer than it may, which frees the resources
+// behind it.
 func (n *conn) Write(b []byte) (done int, err error) {
 	for {
 		p := b[done:min(len(b), done+progress)]
@@ -462,7 +476,7 @@ func (n *conn) SetDeadline(t time.Time) error {
 
 type connKey struct{}
 
-// connOf returns the connection that a request came on; nil if it is none of ours.
+// connOf returns the connection that a request came on; nil if it is not ours.
 func connOf(ctx context.Context) *conn {
 	c, _ := ctx.Value(connKey{}).(*conn)
 	return c

@@ -156,7 +156,7 @@ func serve(t *testing.T, l *fakeAuth, opts Options, doors ...Door) *served {
 	d := &served{T: t, log: &edgetest.Log{}}
 	opts.Log = d.log.Logger()
 	d.e = New(l, opts)
-	d.e.drainTime = 50 * time.Millisecond
+	d.e.drainTime, d.e.lingerTime = 50*time.Millisecond, edgetest.Patience
 	d.e.Mount(fakeDoor(l))
 	for _, door := range doors {
 		d.e.Mount(door)
@@ -230,7 +230,7 @@ func request(line string, headers ...string) string {
 	return line + " HTTP/1.1\r\nHost: localhost\r\n" + strings.Join(append(headers, "", ""), "\r\n")
 }
 
-// Who has no key holds nothing, whatever he promises to send.
+// A client without a key holds nothing, whatever it promises to send.
 func TestNoKeyHoldsNothing(t *testing.T) {
 	d := serve(t, &fakeAuth{}, Options{})
 	const length, chunks, long = "Content-Length: 10", "Transfer-Encoding: chunked", "Content-Length: 1000000000"
@@ -271,19 +271,19 @@ func TestNoKeyHoldsNothing(t *testing.T) {
 			})
 		}
 	}
-	// The owner of the Unix socket gets his answer, too, before he sent what he announced.
+	// The owner of the Unix socket gets an answer, too, before the announced body was sent.
 	c := d.dial("unix")
 	if resp, body := d.roundTrip(c, request("POST /v1/sandboxes", length)); resp.StatusCode != 415 {
 		t.Errorf("Unix: %d %s", resp.StatusCode, body)
 	}
 	d.closed(c, "unix")
-	// Nobody speaks another protocol.
+	// No listener speaks another protocol.
 	c = d.dial("tcp")
 	io.WriteString(c, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
 	d.closed(c, "HTTP/2")
 }
 
-// A connection on which nobody is authenticated lasts as long as bytes come.
+// A connection without an authenticated caller lasts as long as bytes come.
 func TestAnonymousConnectionsHaveLittleTime(t *testing.T) {
 	const wait = 50 * time.Millisecond
 	d := serve(t, &fakeAuth{}, Options{Conns: ConnLimits{Wait: wait}})
@@ -326,7 +326,7 @@ func TestAnonymousConnectionsHaveLittleTime(t *testing.T) {
 	}
 }
 
-// Too many anonymous connections make room for each other, those of one address first; who sends his
+// Too many anonymous connections make room for each other, those of one address first; a client that sends its
 // key at once is served.
 func TestAnonymousConnectionsMakeRoom(t *testing.T) {
 	d := serve(t, &fakeAuth{}, Options{Conns: ConnLimits{Unauthenticated: 6, PerAddress: 4}})
@@ -431,7 +431,7 @@ func TestDescriptorsRunOut(t *testing.T) {
 	if _, err := fmt.Fscanln(out, &d.TCP); err != nil {
 		t.Fatal(err)
 	}
-	// Whoever has not sent his key yet may have to make room for those who come at the
+	// A client that has not sent its key yet may have to make room for others that come at the
 	// same moment, and then tries again.
 	check := func(when string) {
 		t.Helper()
@@ -536,7 +536,7 @@ func TestNetworkOf(t *testing.T) {
 	}
 }
 
-// A server that is told to end does so, also beside requests that never do.
+// A server that gets the signal to end does so, even with requests that never end.
 func TestShutdownHasAnEnd(t *testing.T) {
 	release, entered := make(chan struct{}), make(chan struct{})
 	d := serve(t, &fakeAuth{get: func(context.Context) error {
@@ -628,5 +628,35 @@ func TestMemory(t *testing.T) {
 	}
 	if rooms[0].Grow(1) == nil {
 		t.Error("a request that ended takes memory")
+	}
+}
+
+// TestEarlyAnswerArrives: an answer to an unread body arrives also if the client sends all of the body first.
+func TestEarlyAnswerArrives(t *testing.T) {
+	d := serve(t, &fakeAuth{}, Options{})
+	part := strings.Repeat("x", 64<<10)
+	const parts = 64
+	for _, network := range []string{"tcp", "tls", "unix"} {
+		for _, chunked := range []bool{false, true} {
+			for i := range 3 {
+				c := d.dial(network)
+				c.SetDeadline(time.Now().Add(edgetest.Patience))
+				length, begin, end := fmt.Sprintf("Content-Length: %d", parts*len(part)), "", ""
+				if chunked {
+					length, begin, end = "Transfer-Encoding: chunked", fmt.Sprintf("%x\r\n", len(part)), "\r\n"
+				}
+				fmt.Fprintf(c, "PUT /v1/sandboxes/abc/ports/x HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer "+goodKey+"\r\n%s\r\n\r\n", length)
+				for range parts {
+					if _, err := io.WriteString(c, begin+part+end); err != nil {
+						t.Fatalf("%s, chunked %t, request %d: %v", network, chunked, i, err)
+					}
+				}
+				resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+				if err != nil || resp.StatusCode != 400 {
+					t.Fatalf("%s, chunked %t, request %d: %v, %v", network, chunked, i, resp, err)
+				}
+				c.Close()
+			}
+		}
 	}
 }

@@ -4,29 +4,28 @@ import (
 	"context"
 	"fmt"
 	"net/http"
-	"regexp"
 	"strings"
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/api"
 )
 
-// A Door is one way in: an interface with paths or names of its own.
+// A Door is one entrance to the broker: an interface with its own paths or host names.
 type Door struct {
 	Name string // in messages of faults of the program
-	// Host reports whether every request to a host, as its Host header has it, is the
-	// door's. Such a host need not be among the names of the server. nil: none is.
+	// Host reports whether all requests to a host, as in the Host header, belong to the
+	// door. Such a host need not be among the names of the server. nil: none does.
 	Host func(host string) bool
-	// Path begins the paths that are the door's on the names of the server, such as
-	// "/p/"; without a slash at its end it is the one path. Of two doors the one with the longer path has a request;
-	// "/" is for all that is no other door's. "": the door has names alone.
+	// Path begins the paths of the door on the names of the server, such as
+	// "/p/"; without a slash at its end it is the one path. Of two doors the one with the longer path gets a request;
+	// "/" is for all paths of no other door. "": the door has names alone.
 	Path   string
 	Routes Router
-	// AnyOrigin lets requests in that pages of other origins make. It is for doors that
-	// look at the origin themselves, or whose requests nobody's browser can vouch for.
+	// AnyOrigin admits requests that pages of other origins make. It is for doors that
+	// check the origin themselves, or whose requests carry no credential that a browser adds.
 	AnyOrigin bool
-	// Key reads the API key of a request. NoKey: there is none, which is enough for who is
-	// known by a Unix socket. Any other error that is Unauthenticated counts as a failed
+	// Key reads the API key of a request. NoKey: there is none, which is enough for a caller that
+	// a Unix socket identifies. Any other error that is Unauthenticated counts as a failed
 	// login. nil: BearerKey.
 	Key func(*http.Request) (sandboxer.Secret, error)
 	// Fail writes an error in the form of the door's clients. nil: as an RFC 9457 problem.
@@ -47,8 +46,8 @@ func (d *Door) check() {
 
 // A Router knows the routes of a door.
 type Router interface {
-	// Route returns the route of a request. A Router also has routes for requests that
-	// are none of its business, which refuse them.
+	// Route returns the route of a request. A Router also has routes that refuse requests
+	// that it does not serve.
 	Route(*http.Request) Route
 	// Routes returns every route that serves something.
 	Routes() []Route
@@ -76,32 +75,32 @@ type Access struct {
 	admitter Admit
 }
 
-// Needs is for callers with a key that has the scope, or with everything that the owner
-// of the Unix socket may do.
+// Needs is for callers with a key that has the scope, or with all rights of the owner
+// of the Unix socket.
 func Needs(s sandboxer.Scope) Access { return Access{scope: s} }
 
-// Anyone is for whoever comes: nobody is identified, and nothing is read of the body.
+// Anyone is for every caller: no caller is identified, and nothing is read of the body.
 func Anyone() Access { return Access{anyone: true} }
 
-// AdmittedBy is for callers who bring something else than a key, of which admit finds out
-// whether it is good. Their errors are the caller's answer.
+// AdmittedBy is for callers with another credential than a key, which admit checks. They get
+// its errors as the answer.
 func AdmittedBy(admit Admit) Access { return Access{admitter: admit} }
 
-// Admit lets a caller in: it returns who that counts as in the accounts of connections and
-// memory, the ctx for the handler, and what is to be called at the end of the request.
+// Admit lets a caller in: it returns the principal to account connections and
+// memory to, the ctx for the handler, and a function to call at the end of the request.
 type Admit func(ctx context.Context) (_ context.Context, p sandboxer.Principal, end func(), _ error)
 
 func (a Access) declared() bool { return a.scope != "" || a.anyone || a.admitter != nil }
 
-// Scope is what a caller needs, "" where that is no key.
+// Scope is the scope that a caller's key needs, "" if the route needs no key.
 func (a Access) Scope() sandboxer.Scope { return a.scope }
 
-// Identified reports whether the handler sees only requests that somebody is known to make.
+// Identified reports whether the handler sees only requests of known callers.
 func (a Access) Identified() bool { return a.scope != "" || a.admitter != nil }
 
 // Mux is a Router with the patterns of http.ServeMux. The zero value has no routes.
 type Mux struct {
-	Hint   string // where routes are listed, for who asks for one that is not there
+	Hint   string // where routes are listed, for requests of unknown ones
 	mux    http.ServeMux
 	routes []Route
 }
@@ -112,7 +111,7 @@ type entry struct{ Route }
 func (e *entry) ServeHTTP(w http.ResponseWriter, r *http.Request) { e.Handler.ServeHTTP(w, r) }
 
 // Handle adds a route, whose Handler finds the parts of the path by PathValue. Like
-// http.ServeMux it panics for a pattern that is not one or is another route's, and also
+// http.ServeMux it panics for a pattern that is invalid or is another route's, and also
 // for a route that does not declare who may use it.
 func (m *Mux) Handle(r Route) {
 	r.check()
@@ -137,8 +136,8 @@ func (m *Mux) Route(r *http.Request) Route {
 	return Route{Pattern: "none", Access: Anyone(), Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { m.noRoute(w, r, h) })}
 }
 
-// noRoute answers where the mux has nothing, in the door's form. The mux's own answer
-// tells a wrong method from a wrong path.
+// noRoute answers for requests without a route, in the door's form. The mux's own answer
+// distinguishes a wrong method from a wrong path.
 func (m *Mux) noRoute(w http.ResponseWriter, r *http.Request, mux http.Handler) {
 	probe := &discardWriter{header: http.Header{}}
 	mux.ServeHTTP(probe, r)
@@ -154,7 +153,7 @@ func (m *Mux) noRoute(w http.ResponseWriter, r *http.Request, mux http.Handler) 
 	Fail(w, r, err)
 }
 
-// discardWriter takes an answer that nobody gets.
+// discardWriter takes an answer and discards it.
 type discardWriter struct {
 	header http.Header
 	status int
@@ -171,10 +170,3 @@ func (d *Door) has(path string) bool {
 	}
 	return d.Path != "" && path == d.Path
 }
-
-// token is what may be one in a path, also with some of it escaped: sbx_port_…, sbx_box_….
-var token = regexp.MustCompile(`(?i)(?:s|%(?:25)*[57]3)(?:b|%(?:25)*[46]2)(?:x|%(?:25)*[57]8)(?:_|%(?:25)*5f)(?:(?:p|%(?:25)*[57]0)(?:o|%(?:25)*[46]f)(?:r|%(?:25)*[57]2)(?:t|%(?:25)*[57]4)|(?:b|%(?:25)*[46]2)(?:o|%(?:25)*[46]f)(?:x|%(?:25)*[57]8))(?:_|%(?:25)*5f)[^/?#&;\s]*`)
-
-// Redact hides whatever may be the token of a URL in the path of a request as it
-// came, for logs and answers.
-func Redact(path string) string { return token.ReplaceAllLiteralString(path, "[token]") }

@@ -3,14 +3,18 @@ package edge
 import (
 	"bufio"
 	"context"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -186,7 +190,7 @@ func probes(seen *reached) *Mux {
 	return mux
 }
 
-// TestEveryDoor: whatever a door is like, nobody gets past the edge in front of it.
+// TestEveryDoor: whatever a door is like, no caller gets past the edge in front of it.
 func TestEveryDoor(t *testing.T) {
 	for i, f := range forms {
 		t.Run(f.name, func(t *testing.T) {
@@ -194,7 +198,7 @@ func TestEveryDoor(t *testing.T) {
 			var observed reached
 			d := serve(t, l, Options{Observe: func(route string, status int, _ time.Duration) { observed.add(fmt.Sprint(route, " ", status)) }}, f.door(probes(seen)))
 			next := 0
-			// from returns a connection from an address that nobody failed from.
+			// from returns a connection from an address without failures.
 			from := func() net.Conn {
 				t.Helper()
 				next++
@@ -461,7 +465,7 @@ type zeroRouter struct{ h http.Handler }
 func (z zeroRouter) Route(*http.Request) Route { return Route{Pattern: "zero", Handler: z.h} }
 func (zeroRouter) Routes() []Route             { return nil }
 
-// A route that does not declare who may use it is nobody's.
+// A route that does not declare who may use it is not served.
 func TestRoutesDeclareAccess(t *testing.T) {
 	panics := func(what string, f func()) {
 		t.Helper()
@@ -587,7 +591,9 @@ func TestUnixPeers(t *testing.T) {
 func TestRedact(t *testing.T) {
 	for _, c := range [][2]string{
 		{"/v1/sandboxes/abc", "/v1/sandboxes/abc"}, {"/p/sbx_port_AQBQ/x", "/p/[token]/x"}, {"/s/abc/sbx_box_AAAA-_9/v1/bash/exec", "/s/abc/[token]/v1/bash/exec"},
-		{"/s/abc/%73bx%5Fbox_secret/v1", "/s/abc/[token]/v1"}, {"/s/abc/SBX_BOX_secret", "/s/abc/[token]"}, {"/s/abc/sbx%255f%2562ox_secret", "/s/abc/[token]"},
+		{"/s/abc/%73bx%5Fbox_secret/v1", "/s/abc/[token]/v1"}, {"/s/abc/SBX_BOX_secret", "/s/abc/[token]"},
+		{"/v1/sandboxes/ours%2Fthe-sandbox-of-a-thread", "/v1/sandboxes/ours%2Fthe-sandbox-of-a-thread"}, {"/v1/sandboxes/ours%252Fthe-sandbox-of-a-thread", "/v1/sandboxes/ours%252Fthe-sandbox-of-a-thread"},
+		{"/s/abc/x%2FAbl9Zk3-QvWm2xT0sRpYhJ", "/s/abc/x%2F[token]"}, {"/s/abc/sbx%255f%2562ox_secret", "/s/abc/[token]"},
 	} {
 		if got := Redact(c[0]); got != c[1] {
 			t.Errorf("%s becomes %s, want %s", c[0], got, c[1])
@@ -595,7 +601,76 @@ func TestRedact(t *testing.T) {
 	}
 }
 
-// TestOnePath: a door can have a single path, and nothing below or beside it.
+// TestRedactMangled: a token that is nearly right is as secret as the right one.
+func TestRedactMangled(t *testing.T) {
+	secret := "AAAAAbl9Zk3-_QvWm2xT0sRpYhJcKfEdGnUoBiLaMXDeCrVg"
+	whole := "sbx_box_" + secret
+	check := func(path string) {
+		got := Redact(path)
+		for i := range len(secret) - 19 {
+			if strings.Contains(got, secret[i:i+20]) {
+				t.Errorf("%s becomes %s", path, got)
+				return
+			}
+		}
+		if !strings.HasPrefix(got, "/s/abc/") {
+			t.Errorf("%s becomes %s: too much is hidden", path, got)
+		}
+	}
+	for i := range len(whole) + 1 {
+		for _, other := range []string{"", "x", "/", ".", "%2F", " ", "sbx_"} {
+			check("/s/abc/" + whole[:i] + other + whole[i:] + "/v1/bash/exec")
+			check("/s/abc/" + whole[:max(i-1, 0)] + other + whole[i:] + "/v1/bash/exec")
+		}
+		check("/s/abc/" + whole[i:])
+	}
+}
+
+// TestStripCredentials: of each credential, wherever it stands and however often, nothing is left; what is the
+// sandbox's own stays.
+func TestStripCredentials(t *testing.T) {
+	const secret = "s3cretOfTheBroker"
+	h := http.Header{
+		"Authorization": {"Bearer own", "Bearer sbx_key_k1_" + secret, "bearer sbx_key_k1_" + secret, "Basic " + base64.StdEncoding.EncodeToString([]byte("u:sbx_key_k1_"+secret)), "Basic dTpw"},
+		"X-Api-Key":     {"own", "sbx_key_k1_" + secret}, "X-Sandboxer-Token": {secret, "sbx_port_" + secret}, "Proxy-Authorization": {"Basic " + secret},
+		"Cookie":                 {"a=1; sbx-port=" + secret + "; __Host-sbx-port=" + secret, "sbx-port=" + secret, "b=sbx_key_k1_" + secret + "; c=2"},
+		"Referer":                {"https://80-abc.ports.example.org/?sbx_token=" + secret},
+		"Sec-Websocket-Protocol": {"chat", "bearer.sbx_key_k1_" + secret}, "X-Other": {"sbx%5Fbox%5F" + secret}, "Accept": {"text/html"},
+	}
+	u, _ := url.Parse("/x?a=1&sbx_token=" + secret + "&sbx%5Ftoken=" + secret + "&key=sbx_key_k1_" + secret + "&b=%20&c=sbx%5Fport%5F" + secret)
+	StripCredentials(h, u)
+	if text := fmt.Sprint(h, u); strings.Contains(text, secret) {
+		t.Errorf("left: %s", text)
+	}
+	want := http.Header{
+		"Authorization": {"Bearer own", "Basic dTpw"}, "X-Api-Key": {"own"}, "Cookie": {"a=1", "c=2"}, "Sec-Websocket-Protocol": {"chat"}, "Accept": {"text/html"},
+	}
+	if !maps.EqualFunc(h, want, slices.Equal) || u.RawQuery != "a=1&b=%20" {
+		t.Errorf("left %v, %s; want %v", h, u.RawQuery, want)
+	}
+}
+
+// TestSeveralKeys: the edge does not guess which of several keys counts.
+func TestSeveralKeys(t *testing.T) {
+	for name, key := range map[string]func(*http.Request) (sandboxer.Secret, error){
+		"Authorization": BearerKey, KeyHeader: func(r *http.Request) (sandboxer.Secret, error) { return HeaderKey(r, KeyHeader) },
+	} {
+		r := httptest.NewRequest("GET", "/", nil)
+		if _, err := key(r); !errors.As(err, new(*noKey)) {
+			t.Errorf("%s, none: %v", name, err)
+		}
+		r.Header.Add(name, "Bearer sbx_key_a_b")
+		if k, err := key(r); err != nil || !strings.HasSuffix(k.Reveal(), "sbx_key_a_b") {
+			t.Errorf("%s, one: %v", name, err)
+		}
+		r.Header.Add(name, "Bearer sbx_key_a_b")
+		if k, err := key(r); k != "" || sandboxer.KindOf(err) != sandboxer.Unauthenticated || errors.As(err, new(*noKey)) {
+			t.Errorf("%s, two: %v", name, err)
+		}
+	}
+}
+
+// TestOnePath: a door can have a single path, and nothing below or next to it.
 func TestOnePath(t *testing.T) {
 	e := New(&fakeAuth{}, Options{})
 	for _, d := range []string{"/one", "/one/more/", "/"} {

@@ -1,7 +1,7 @@
-// Package edge is what every front door of the broker stands behind: the listeners and
+// Package edge is common to all doors of the broker: the listeners and
 // the bounds on their connections, who makes a request, what it may do, where it may come
-// from, how much of it may wait in memory, what is noted of it, how its errors are
-// answered, and when its streams have to end. A front door, such as the REST interface,
+// from, how much of it may wait in memory, what is logged of it, how its errors are
+// answered, and when its streams have to end. A door, such as the REST interface,
 // is a Door that is mounted on an Edge; its handlers see only requests that have passed
 // all of that.
 package edge
@@ -21,9 +21,9 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// Authenticator is what an Edge needs of *manager.Manager.
+// Authenticator is the part of *manager.Manager that an Edge needs.
 type Authenticator interface {
-	// Authenticate returns whose key token is. Unauthenticated: nobody's, whatever is
+	// Authenticate returns the principal of the key token. Unauthenticated: there is none, whatever is
 	// wrong with it.
 	Authenticate(ctx context.Context, token sandboxer.Secret) (sandboxer.Principal, error)
 	// AdmitRequest counts a request against the quota of p's tenant. Exhausted: it has
@@ -45,25 +45,26 @@ type Options struct {
 	// Conns bound the connections.
 	Conns ConnLimits
 	// Drain bounds how long Serve waits for requests under way when it ends;
-	// default 2 s. Those that go on then are cut, and get half a second to notice.
+	// default 2 s. Requests that take longer are cut, and get half a second to notice.
 	Drain time.Duration
-	// Observe is told of every request that ended: its route's pattern, the status it was
-	// answered with, and how long it took, streams included. nil: nobody is.
+	// Observe is called for every request that ended: its route's pattern, the status it was
+	// answered with, and how long it took, streams included. nil: not called.
 	Observe func(route string, status int, took time.Duration)
 }
 
 // Edge serves doors. Mount them all, then call Serve once, or use Handler.
 type Edge struct {
-	auth      Authenticator
-	opts      Options
-	log       *slog.Logger
-	doors     []*Door
-	address   atomic.Pointer[url.URL] // of the first TCP listener
-	cross     *http.CrossOriginProtection
-	logins    *loginLimiter
-	conns     *connections
-	memory    *memory
-	drainTime time.Duration // for the rest of a body that is answered already
+	auth       Authenticator
+	opts       Options
+	log        *slog.Logger
+	doors      []*Door
+	address    atomic.Pointer[url.URL] // of the first TCP listener
+	cross      *http.CrossOriginProtection
+	logins     *loginLimiter
+	conns      *connections
+	memory     *memory
+	drainTime  time.Duration // for the rest of a body that is answered already
+	lingerTime time.Duration // for what comes of it after the answer
 
 	closing context.Context // ends when Serve is asked to end
 	close   context.CancelCauseFunc
@@ -86,14 +87,14 @@ func New(auth Authenticator, opts Options) *Edge {
 	}
 	e := &Edge{
 		auth: auth, opts: opts, log: opts.Log, cross: http.NewCrossOriginProtection(), logins: newLoginLimiter(),
-		conns: newConnections(opts.Conns), memory: newMemory(), drainTime: 10 * time.Second,
+		conns: newConnections(opts.Conns), memory: newMemory(), drainTime: 10 * time.Second, lingerTime: lingerTime,
 	}
 	e.closing, e.close = context.WithCancelCause(context.Background())
 	return e
 }
 
 // Mount adds a door. It panics if d is not complete, has a route that does not declare who
-// may use it, or a path that another door has: faults of the program, which show before
+// may use it, or a path that another door has: these are faults of the program, and show before
 // anything is served.
 func (e *Edge) Mount(d Door) {
 	d.check()
@@ -107,7 +108,7 @@ func (e *Edge) Mount(d Door) {
 		d.Fail = writeProblem
 	}
 	e.doors = append(e.doors, &d)
-	// Of several paths the longest is the one that is meant.
+	// If several paths match, the longest counts.
 	slices.SortStableFunc(e.doors, func(a, b *Door) int { return len(b.Path) - len(a.Path) })
 }
 
@@ -120,7 +121,7 @@ func (e *Edge) Doors() []Door {
 	return out
 }
 
-// doorOf returns whose request r is, and whether it is that by a name of the door's own.
+// doorOf returns the door of request r, and whether a name of the door's own led to it.
 func (e *Edge) doorOf(r *http.Request) (d *Door, named bool) {
 	for _, d := range e.doors {
 		if d.Host != nil && d.Host(r.Host) {
@@ -141,7 +142,7 @@ func (e *Edge) Handler() http.Handler { return http.HandlerFunc(e.serve) }
 
 // Serve answers on every listener until ctx ends or one fails. Then it accepts
 // nothing more, ends the open streams, waits for the requests under way, and
-// returns nil if it was ctx that ended. An Edge serves once.
+// returns nil if the reason was ctx. An Edge serves once.
 func (e *Edge) Serve(ctx context.Context, listeners ...net.Listener) error {
 	hs := &http.Server{
 		Handler:           e.Handler(),
@@ -182,7 +183,7 @@ func (e *Edge) Serve(ctx context.Context, listeners ...net.Listener) error {
 		<-failed
 	}
 	if !e.waitIdle(cutGrace) {
-		e.log.Warn("requests that do not end are left behind", "requests", e.open.Load())
+		e.log.Warn("requests that do not end are abandoned", "requests", e.open.Load())
 	}
 	if err != nil && !errors.Is(err, http.ErrServerClosed) {
 		return sandboxer.E(sandboxer.Unavailable, err, "the server cannot go on listening")
@@ -190,7 +191,7 @@ func (e *Edge) Serve(ctx context.Context, listeners ...net.Listener) error {
 	return nil
 }
 
-// lastNotice is for requests whose connection was cut.
+// cutGrace is how long requests whose connection was cut have to notice.
 const cutGrace = time.Second / 2
 
 // waitIdle waits for d, at most, until no request is under way.

@@ -27,7 +27,7 @@ func ListenUnix(path string) (net.Listener, error) {
 	switch fi, err := os.Lstat(path); {
 	case errors.Is(err, fs.ErrNotExist):
 	case err != nil:
-		return nil, sandboxer.E(sandboxer.Unavailable, err, "the socket %s cannot be looked at", path)
+		return nil, sandboxer.E(sandboxer.Unavailable, err, "the socket %s cannot be inspected", path)
 	case fi.Mode().Type() != fs.ModeSocket:
 		return nil, sandboxer.E(sandboxer.Conflict, nil, "%s exists and is not a socket", path).
 			WithHint("move it away, or choose another socket path")
@@ -56,9 +56,9 @@ func ListenUnix(path string) (net.Listener, error) {
 	return l, nil
 }
 
-// ListenTCP listens on a TCP address, whose clients need a key. Their keys can be read
-// on the way, so an address that is not of this machine alone is refused unless open says
-// that something else sees to it. Kinds: Denied for that, Unavailable otherwise.
+// ListenTCP listens on a TCP address, whose clients need a key. Others can read their keys
+// on the way, so an address that other machines can reach is refused unless open says
+// that something else protects it. Kinds: Denied for that, Unavailable otherwise.
 func ListenTCP(addr string, open bool) (net.Listener, error) {
 	l, err := net.Listen("tcp", addr)
 	if err != nil {
@@ -70,15 +70,28 @@ func ListenTCP(addr string, open bool) (net.Listener, error) {
 	}
 	if a, ok := l.Addr().(*net.TCPAddr); !open && (!ok || !a.IP.IsLoopback()) {
 		l.Close()
-		return nil, sandboxer.E(sandboxer.Denied, nil, "other machines can reach %s, and without TLS everybody on the way reads their keys", addr).
-			WithHint("add --tls-cert and --tls-key; or --insecure where a proxy in front of it speaks TLS")
+		return nil, tooOpen(addr)
 	}
 	return l, nil
 }
 
+// CheckTCP refuses what ListenTCP would refuse by its address alone, before anything else is opened.
+func CheckTCP(addr string, open bool) error {
+	a, err := net.ResolveTCPAddr("tcp", addr)
+	if open || err != nil || a.IP.IsLoopback() { // what cannot be resolved, ListenTCP tells
+		return nil
+	}
+	return tooOpen(addr)
+}
+
+func tooOpen(addr string) error {
+	return sandboxer.E(sandboxer.Denied, nil, "other machines can reach %s, and without TLS their keys can be read on the way", addr).
+		WithHint("add --tls-cert and --tls-key; or --insecure where a proxy in front of it speaks TLS")
+}
+
 type peerKey struct{}
 
-// withConn notes the connection of a request, and who is at the other end if it is a
+// withConn notes the connection of a request, and the user at the other end if it is a
 // Unix socket.
 func withConn(ctx context.Context, c net.Conn) context.Context {
 	n := belowTLS(c)

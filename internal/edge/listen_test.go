@@ -45,3 +45,14 @@ func TestListenUnix(t *testing.T) {
 		t.Errorf("a long path: %v", err)
 	}
 }
+
+func TestCheckTCP(t *testing.T) {
+	for addr, open := range map[string]bool{"0.0.0.0:80": true, ":80": true, "[::]:80": true, "192.0.2.1:80": true, "127.0.0.1:80": false, "[::1]:80": false, "localhost:80": false} {
+		if err := CheckTCP(addr, false); errors.Is(err, sandboxer.Denied) != open || err != nil && sandboxer.HintOf(err) == "" {
+			t.Errorf("%s: %v", addr, err)
+		}
+		if err := CheckTCP(addr, true); err != nil {
+			t.Errorf("%s, which may be open: %v", addr, err)
+		}
+	}
+}

@@ -8,7 +8,7 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// How much of callers' data may wait in memory at once: bodies in JSON, input that a
+// The bounds of callers' data that wait in memory at once: bodies in JSON, input that a
 // command has not read, output that is answered in one piece.
 const (
 	maxReserved       = 64 << 20
@@ -53,7 +53,7 @@ func (m *memory) release(p sandboxer.Principal, n int) {
 	}
 }
 
-// MemoryReservation is what one request holds of the memory. A nil one accounts for nothing.
+// MemoryReservation is the memory that one request has reserved. A nil one accounts for nothing.
 type MemoryReservation struct {
 	of *memory
 	p  sandboxer.Principal
@@ -64,7 +64,7 @@ type MemoryReservation struct {
 }
 
 // ReserveMemory begins to account for callers' data in memory that belongs to the request of ctx,
-// on behalf of who makes it. What it grows to is given back at the end of the request.
+// on behalf of its principal. At the end of the request the reservation is released.
 func ReserveMemory(ctx context.Context) *MemoryReservation {
 	c := callOf(ctx)
 	h := &MemoryReservation{of: c.edge.memory, p: sandboxer.PrincipalFrom(ctx)}
@@ -72,7 +72,7 @@ func ReserveMemory(ctx context.Context) *MemoryReservation {
 	return h
 }
 
-// Grow makes sure that the request holds n bytes at least. Exhausted: there is no room
+// Grow makes sure that the request has reserved n bytes at least. Exhausted: there is no room
 // for them.
 func (h *MemoryReservation) Grow(n int) error {
 	if h == nil {
@@ -84,13 +84,13 @@ func (h *MemoryReservation) Grow(n int) error {
 		return nil
 	}
 	if more := n - h.n; h.ended || !h.of.reserve(h.p, more) {
-		return exhausted("too much of what you sent, or are to be sent, waits in the server's memory already")
+		return exhausted("too much of your data waits in the server's memory already")
 	}
 	h.n = n
 	return nil
 }
 
-// Reader accounts for what is read from r, all of which is kept.
+// Reader accounts for what is read from r, if the caller keeps all of it.
 func (h *MemoryReservation) Reader(r io.Reader) io.Reader {
 	return &reservedReader{r: r, reservation: h}
 }

@@ -48,7 +48,7 @@ func (e *statusError) Unwrap() error { return e.error }
 func WithStatus(status int, err error) error { return &statusError{err, status} }
 
 // Problem translates err for the caller of the request that ctx belongs to, and notes it
-// for the log. Of an internal error only an ID travels.
+// for the log. For an internal error it sends only an ID and the Public sentence.
 func Problem(ctx context.Context, err error) *api.Problem {
 	kind := sandboxer.KindOf(err)
 	k, ok := kinds[kind]
@@ -70,6 +70,10 @@ func Problem(ctx context.Context, err error) *api.Problem {
 		c.edge.log.LogAttrs(ctx, slog.LevelError, "internal error", slog.String("error_id", id), slog.String("request_id", c.id),
 			slog.String("op", c.route), slog.Any("err", err))
 		p.Detail = "internal error " + id
+		var public *sandboxer.Error
+		if told := sandboxer.Discreet(err); told != err && errors.As(told, &public) {
+			p.Detail += ": " + public.Msg
+		}
 		p.Hint = "report it with this ID; the server's log has the cause under it"
 	} else {
 		c.err = err
@@ -85,7 +89,7 @@ func Fail(w http.ResponseWriter, r *http.Request, err error) {
 // ProblemType is the content type of a problem in JSON.
 const ProblemType = "application/problem+json"
 
-// ProblemHeaders are the headers of an answer that say what HTTP knows of a problem.
+// ProblemHeaders are the HTTP headers of an answer that repeat parts of a problem.
 func ProblemHeaders(p *api.Problem) http.Header {
 	h := http.Header{}
 	if p.RetryAfter > 0 {
@@ -97,7 +101,7 @@ func ProblemHeaders(p *api.Problem) http.Header {
 	return h
 }
 
-// writeProblem answers with a problem as RFC 9457 has it.
+// writeProblem answers with a problem in the form of RFC 9457.
 func writeProblem(w http.ResponseWriter, p *api.Problem) {
 	for k, v := range ProblemHeaders(p) {
 		w.Header()[k] = v

@@ -35,7 +35,7 @@ func TestKinds(t *testing.T) {
 	}
 }
 
-// A client gets back what the door had, but for the cause.
+// A client gets back what the door had, except the cause.
 func TestErrorsRoundTrip(t *testing.T) {
 	for _, kind := range sandboxer.Kinds() {
 		t.Run(string(kind), func(t *testing.T) {
@@ -75,5 +75,32 @@ func TestInternalErrorID(t *testing.T) {
 	}
 	if !strings.Contains(d.log.String(), "error_id="+id) || !strings.Contains(d.log.String(), "secret path /root/x") {
 		t.Errorf("the log has no cause under %q:\n%s", id, d.log)
+	}
+}
+
+// An internal error with a sentence for callers tells that besides the ID, and the log has the cause.
+func TestInternalErrorPublic(t *testing.T) {
+	failed := sandboxer.E(sandboxer.Internal, errors.New("in exec, line 7"), "hidden")
+	failed.Public = "Mine.exec failed: ZeroDivisionError"
+	for name, err := range map[string]error{"as it is": failed, "discreet": sandboxer.Discreet(failed), "wrapped": sandboxer.E(sandboxer.Internal, failed, "exec failed")} {
+		t.Run(name, func(t *testing.T) {
+			d := serve(t, &fakeAuth{get: func(context.Context) error { return err }}, Options{})
+			_, err := edgetest.Client(t, "unix://"+d.Unix, api.Options{NoRetry: true}).Get(t.Context(), "x")
+			var p *api.Problem
+			if !errors.As(err, &p) {
+				t.Fatal(err)
+			}
+			rest, _ := strings.CutPrefix(p.Detail, "internal error ")
+			id, told, _ := strings.Cut(rest, ": ")
+			if told != failed.Public || strings.Contains(p.Detail+p.Hint, "line 7") {
+				t.Errorf("the client is told %q, %q", p.Detail, p.Hint)
+			}
+			for line := range strings.Lines(d.log.String()) {
+				if strings.Contains(line, "error_id="+id) && strings.Contains(line, "line 7") {
+					return
+				}
+			}
+			t.Errorf("no line of the log has %q and the cause:\n%s", id, d.log)
+		})
 	}
 }

@@ -19,7 +19,7 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// call is what is known about one request besides the request itself.
+// call is what is known about one request in addition to the request itself.
 type call struct {
 	edge  *Edge
 	door  *Door
@@ -30,9 +30,9 @@ type call struct {
 	w     http.ResponseWriter
 	r     *http.Request
 	body  *requestBody // nil if the request has none
-	err   error        // what the caller was told, with the cause
+	err   error        // the caller's error, with the cause
 
-	admitted     atomic.Bool               // somebody was authenticated
+	admitted     atomic.Bool               // a caller was authenticated
 	hasStream    atomic.Bool               // by Stream
 	streams      []context.CancelCauseFunc // of Stream, called again at the end
 	reservations []*MemoryReservation      // of the memory, until the end
@@ -54,17 +54,17 @@ func callOf(ctx context.Context) *call {
 // a usable one.
 func RequestID(ctx context.Context) string { return callOf(ctx).id }
 
-// Exchange returns the request that ctx belongs to, and its answer, for code that is given
+// Exchange returns the request that ctx belongs to, and its answer, for code that gets
 // only a ctx. Both are nil after Detach.
 func Exchange(ctx context.Context) (http.ResponseWriter, *http.Request) {
 	c := callOf(ctx)
 	return c.w, c.r
 }
 
-// LogError has the log say err of the request that ctx belongs to, which is answered otherwise.
+// LogError logs err for the request that ctx belongs to, which gets another answer.
 func LogError(ctx context.Context, err error) { callOf(ctx).err = err }
 
-// BaseURL returns the address below which whoever made the request reaches this server
+// BaseURL returns the address below which the caller reaches this server
 // over TCP; nil if there is no such listener.
 func BaseURL(ctx context.Context) *url.URL {
 	c := callOf(ctx)
@@ -82,8 +82,8 @@ func BaseURL(ctx context.Context) *url.URL {
 
 var requestID = regexp.MustCompile(`^[A-Za-z0-9._-]{1,64}$`)
 
-// serve is the way of every request: find its door, refuse what must not come in, find
-// its route, identify who makes it, and note how it went.
+// serve handles every request: it finds its door, refuses requests that must not come in, finds
+// the route, identifies the caller, and logs the result.
 func (e *Edge) serve(w http.ResponseWriter, r *http.Request) {
 	e.work.Add(1)
 	e.open.Add(1)
@@ -98,7 +98,8 @@ func (e *Edge) serve(w http.ResponseWriter, r *http.Request) {
 	c.w = rec
 	r = r.WithContext(context.WithValue(r.Context(), callKey{}, c))
 	if r.Body != nil && r.Body != http.NoBody {
-		c.body = &requestBody{ReadCloser: r.Body, call: c, rc: http.NewResponseController(w), expectsContinue: r.Header.Get("Expect") != "", drainTime: e.drainTime}
+		c.body = &requestBody{ReadCloser: r.Body, call: c, rc: http.NewResponseController(w), expectsContinue: r.Header.Get("Expect") != "", drainTime: e.drainTime,
+			lingerTime: e.lingerTime, conn: connOf(r.Context())}
 		r.Body = c.body
 	}
 	h := rec.Header()
@@ -140,7 +141,7 @@ func (e *Edge) serve(w http.ResponseWriter, r *http.Request) {
 	route.Handler.ServeHTTP(rec, r)
 }
 
-// runDetached does the rest of a request, of which r and rec are what is needed for the log.
+// runDetached does the rest of a request; r and rec are needed for the log.
 func (e *Edge) runDetached(r *http.Request, c *call, rec *recorder, start time.Time) {
 	r = r.WithContext(context.WithValue(context.Background(), callKey{}, c))
 	rest := c.detached
@@ -150,7 +151,7 @@ func (e *Edge) runDetached(r *http.Request, c *call, rec *recorder, start time.T
 }
 
 // finish notes the end of a request whose handler panicked with v, if that is not nil, and
-// gives back what the request held. What it returns goes on to net/http.
+// releases what the request held. Its return value goes on to net/http.
 func (e *Edge) finish(r *http.Request, c *call, rec *recorder, start time.Time, v any) any {
 	defer e.work.Done()
 	defer e.open.Add(-1)
@@ -250,10 +251,10 @@ func (r *recorder) FlushError() error {
 	return http.NewResponseController(r.ResponseWriter).Flush()
 }
 
-// Flush is FlushError for who asks for an http.Flusher.
+// Flush is FlushError for callers that need an http.Flusher.
 func (r *recorder) Flush() { _ = r.FlushError() }
 
-// requireStream keeps an answer that may last from outliving the right to it.
+// requireStream keeps a long answer from outliving the caller's right to it.
 func (r *recorder) requireStream(what string) {
 	if !r.call.hasStream.Load() {
 		panic(fmt.Sprintf("edge: the route %q %s without edge.Stream", r.call.route, what))

@@ -11,8 +11,8 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// certificate is a certificate in two files, read again when either changes: whoever
-// renews it has nobody to tell.
+// certificate is a certificate in two files. It is read again when either changes, so a
+// renewal needs no signal to the server.
 type certificate struct {
 	certFile, keyFile string
 	log               *slog.Logger
@@ -49,8 +49,8 @@ func ListenTLS(addr, certFile, keyFile string, log *slog.Logger) (net.Listener, 
 	}}, nil
 }
 
-// tlsListener accepts the connections of a listener below as TLS. What has to be known
-// of a connection before its handshake is done below.
+// tlsListener accepts the connections of a listener below as TLS. That listener does everything
+// that must happen before a connection's handshake.
 type tlsListener struct {
 	net.Listener
 	config *tls.Config
@@ -90,10 +90,10 @@ func (c *certificate) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 		err := c.load()
 		switch {
 		case err == nil:
-			c.log.Info("certificate read again", "file", c.certFile)
+			c.log.Info("certificate reloaded", "file", c.certFile)
 		case time.Since(c.complained) > time.Minute: // not once for every connection
 			c.complained = time.Now()
-			c.log.Error("the changed certificate cannot be used; the former one serves on", "file", c.certFile, "err", err)
+			c.log.Error("the changed certificate cannot be used; the former one stays in use", "file", c.certFile, "err", err)
 		}
 	}
 	return c.cert, nil

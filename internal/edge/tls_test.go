@@ -51,7 +51,7 @@ func TestTLS(t *testing.T) {
 		t.Error("TLS 1.1 was accepted")
 	}
 
-	// The client believes whom it is told to, also for WebSockets.
+	// The client trusts the configured authority, also for WebSockets.
 	ask := func(roots *x509.CertPool) error {
 		c, err := api.New("https://"+l.Addr().String(), api.Options{RootCAs: roots})
 		if err != nil {

@@ -1,5 +1,5 @@
-// Package edgetest is for tests of package edge and of the front doors behind it: a broker
-// that doors can be made for, listeners to serve them on, and what a client of raw
+// Package edgetest is for tests of package edge and of its doors: a broker
+// for doors, listeners to serve them on, and what a client of raw
 // connections needs. No program imports it.
 package edgetest
 
@@ -12,6 +12,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"database/sql"
 	"encoding/pem"
 	"errors"
 	"log/slog"
@@ -19,6 +20,8 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"regexp"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -31,11 +34,11 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/sqlstore"
 )
 
-// Patience is how long a test waits for what must happen.
+// Patience is how long a test waits for an event that must happen.
 const Patience = time.Minute
 
-// Receive returns what ch gives, which it must within Patience: a test that waits for
-// ever tells nobody what for.
+// Receive returns the next value of ch, and fails the test if none comes within Patience: a
+// test that waits for ever does not report what it waits for.
 func Receive[T any](t testing.TB, ch <-chan T, what string) (v T) {
 	t.Helper()
 	select {
@@ -126,7 +129,7 @@ type Server struct {
 	Stop     func() // ends it and waits; again it does nothing
 }
 
-// Serve has serve, an edge's, answer on a Unix socket, a TCP port, and one with TLS, until
+// Serve makes serve, an edge's, answer on a Unix socket, a TCP port, and one with TLS, until
 // Stop is called or the test ends.
 func Serve(t testing.TB, listen Listen, log *slog.Logger, serve func(context.Context, ...net.Listener) error) *Server {
 	t.Helper()
@@ -178,7 +181,7 @@ func (s *Server) Try(t testing.TB, network string) (c net.Conn, err error) {
 	return c, err
 }
 
-// Dial is Try for connections that must come about.
+// Dial is Try for connections that must succeed.
 func (s *Server) Dial(t testing.TB, network string) net.Conn {
 	t.Helper()
 	c, err := s.Try(t, network)
@@ -204,6 +207,49 @@ type Broker struct {
 	*manager.Manager
 	World *fake.World // what ext.fake has
 	Stop  func()      // ends all of it; again it does nothing
+	dir   string      // of the database
+}
+
+// DatabaseCause is in the cause of each error that BreakDatabase leads to.
+const DatabaseCause = "no such table"
+
+// BreakDatabase hides all tables except that of the keys from the broker until the test ends. Calls that need them
+// fail with internal errors.
+func (b *Broker) BreakDatabase(t testing.TB) {
+	t.Helper()
+	rename := func(from, to string) {
+		t.Helper()
+		db, err := sql.Open("sqlite", "file:"+filepath.Join(b.dir, "sandboxer.db")+"?_pragma=busy_timeout(60000)&_pragma=foreign_keys(0)&_pragma=legacy_alter_table(1)")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer db.Close()
+		for _, table := range []string{"sandboxes", "snapshots", "events", "idempotency_keys", "balances", "entries", "open_holds"} {
+			if _, err := db.Exec("ALTER TABLE " + from + table + " RENAME TO " + to + table); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	rename("", "gone_")
+	t.Cleanup(func() { rename("gone_", "") })
+}
+
+var errorID = regexp.MustCompile(`internal error ([A-Z2-7]{10})\b`)
+
+// HasCause reports an error unless told, an answer, has an ID and nothing of the cause, and a line of the log has both.
+func (l *Log) HasCause(t testing.TB, told, cause string) {
+	t.Helper()
+	m := errorID.FindStringSubmatch(told)
+	if m == nil || strings.Contains(told, cause) {
+		t.Errorf("the caller gets %s; want an internal error with an ID, without its cause", told)
+		return
+	}
+	for line := range strings.Lines(l.String()) {
+		if strings.Contains(line, "error_id="+m[1]) && strings.Contains(line, cause) {
+			return
+		}
+	}
+	t.Errorf("no line of the log has the ID %s and the cause %q", m[1], cause)
 }
 
 // BrokerOptions tune a Broker; the zero value works.
@@ -219,11 +265,12 @@ type BrokerOptions struct {
 // NewBroker starts a broker, which ends when Stop is called or the test ends.
 func NewBroker(t testing.TB, o BrokerOptions) *Broker {
 	t.Helper()
-	store, err := sqlstore.OpenSQLite(context.Background(), t.TempDir(), sqlstore.Options{Reserve: -1})
+	dir := t.TempDir()
+	store, err := sqlstore.OpenSQLite(context.Background(), dir, sqlstore.Options{Reserve: -1})
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &Broker{World: fake.NewWorld()}
+	r := &Broker{World: fake.NewWorld(), dir: dir}
 	o.Fake.Owner = "test"
 	x := fake.New(r.World, o.Fake)
 	var ext sandboxer.Extension = x

@@ -1,12 +1,12 @@
-// Package egress is what a broker and the programs that it puts on a host say to each
-// other about the networks of containers there: sandboxer-egress (package gateway) lets them
+// Package egress has the messages between a broker and the programs that it puts on a host
+// about the networks of containers there: sandboxer-egress (package gateway) lets them
 // out through a policy, on hosts that have no such thing of their own.
 //
-// One gateway a sandbox runs in the host's own network and holds the policy. Beside it, for
+// For each sandbox, one gateway runs in the host's own network and holds the policy. Next to it, for
 // each service, runs a link: a container whose network the service shares, with a TAP device
 // in it as the only way out. The link hands the device to the gateway by way of a Unix
-// socket, and is all that has a right over that network; what the services send is read by
-// the gateway's own TCP/IP stack (package usernet), which decides and dials. Nothing of the
+// socket, and is all that has a right over that network. The gateway's own TCP/IP stack (package
+// usernet) reads what the services send, decides and dials. Nothing of the
 // host's interfaces, routes or firewall changes, and without a gateway there is no way out.
 package egress
 
@@ -29,23 +29,23 @@ const (
 	Name   = Prefix + "gateway"    // of the gateway's service, and of the volume with Dir
 	Device = "sbx0"                // a link's TAP device
 	MaxLen = 1 << 20               // bytes of a Config
-	// User is the user and group of the gateway, who has no rights over anything else.
+	// User is the user and group of the gateway, which has no rights over anything else.
 	User = 65534
 	// MaxLinks is how many links one gateway has: one for each service, and one for builds.
 	MaxLinks = 128
 )
 
-// Guests is the range that the ends of links have, which no network of a sandbox may have
-// an address of.
+// Guests is the range of the ends of links. No network of a sandbox may have
+// an address in it.
 var Guests = netip.MustParsePrefix("10.0.2.0/24")
 
-// Config is what a gateway is told.
+// Config is the configuration of a gateway.
 type Config struct {
 	V       int                     `json:"v"` // 1
 	Network sandboxer.NetworkPolicy `json:"network"`
 	Never   []netip.Prefix          `json:"never,omitempty"`     // not reached, whatever Network says
 	DNS     []string                `json:"resolvers,omitempty"` // host:port; none means the host's own
-	// Networks are names and their addresses, by the network that they are known in.
+	// Networks are names and their addresses, by the network in which they are known.
 	Networks map[string]map[string][]netip.Addr `json:"networks,omitempty"`
 	Links    map[string][]string                `json:"links"` // the networks that each is in
 }
@@ -76,8 +76,8 @@ func (c *Config) Hosts(link string) map[string][]netip.Addr {
 	return out
 }
 
-// A Message is what a link or somebody who waits says to the gateway, in one packet. The
-// answer is one packet as well: "ok", or what is wrong.
+// A Message is what a link or a waiting program sends to the gateway, in one packet. The
+// answer is one packet as well: "ok", or an error.
 type Message struct {
 	Link string   `json:"link,omitempty"` // the device that comes with it is of this link
 	Wait []string `json:"wait,omitempty"` // answer once all of these have a device

@@ -4,32 +4,26 @@ import (
 	"bufio"
 	"bytes"
 	"context"
-	"encoding/base64"
-	"encoding/binary"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
-	"io/fs"
 	"net"
 	"net/http"
 	"net/url"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
-	"github.com/sand-boxer/sandboxer/internal/halfclose"
 )
 
-// An API is one engine by its HTTP API, Docker's or Podman's. It needs no program of the engine's, and a
-// call takes a millisecond. Its methods may be called at once.
+// An API is one engine by its HTTP API, Docker's or Podman's. It does not need the engine's program, and a
+// call takes a millisecond. Its methods are safe for concurrent use.
 //
-// Kinds of all methods: NotFound for what is not there, Conflict where the engine says so, Exhausted for
+// Kinds of all methods: NotFound for what does not exist, Conflict where the engine says so, Exhausted for
 // a full disk, Unavailable for an engine that is not there (ErrAbsent) or does not answer
-// (ErrHangs), Failed for what it refuses otherwise, with its words.
+// (ErrHangs), Failed, with the engine's message, for what it refuses otherwise.
 type API struct {
 	o      APIOptions
 	client *http.Client
@@ -44,13 +38,13 @@ type APIOptions struct {
 	Name string // what messages call it
 	// Dial opens a connection on which the engine speaks HTTP.
 	Dial func(ctx context.Context) (net.Conn, error)
-	// Every is how often an engine of which something is awaited is asked whether it is there,
-	// and how long it may take to answer that; 0 means WatchEvery.
+	// Every is how often an engine is pinged while a call waits for it, and how long it may
+	// take to answer the ping; 0 means WatchEvery.
 	Every time.Duration
 }
 
-// apiVersion is the oldest version of the API that has all that is asked here: that of Docker
-// 19.03. Podman takes it, too.
+// apiVersion is the oldest version of the API that has all that is used here: that of Docker
+// 19.03. Podman accepts it, too.
 const apiVersion = "/v1.40"
 
 const (
@@ -58,7 +52,7 @@ const (
 	maxAPISaid   = 64 << 10 // of an error
 )
 
-// NewAPI returns a client of an engine, and asks it nothing.
+// NewAPI returns a client of an engine. It makes no request yet.
 func NewAPI(o APIOptions) *API {
 	if o.Every == 0 {
 		o.Every = WatchEvery
@@ -76,7 +70,7 @@ func NewAPI(o APIOptions) *API {
 	return a
 }
 
-// dial opens a connection that ends with the API: one whose caller has left may still come.
+// dial opens a connection that ends with the API, even if it opens after its caller has left.
 func (a *API) dial(ctx context.Context) (net.Conn, error) {
 	c, err := a.o.Dial(ctx)
 	if err != nil {
@@ -93,7 +87,7 @@ func (a *API) dial(ctx context.Context) (net.Conn, error) {
 	return t, nil
 }
 
-// An apiConn is one that the API closes.
+// An apiConn is a connection that the API closes.
 type apiConn struct {
 	net.Conn
 	a *API
@@ -124,18 +118,18 @@ func (a *API) Close() {
 // hung is the error of calls that an engine does not answer.
 func (a *API) hung() error {
 	return sandboxer.E(sandboxer.Unavailable, ErrHangs, "the engine %s does not answer", a.o.Name).
-		WithHint("it is tried again, and what runs there goes on; look at the engine there")
+		WithHint("the server tries again, and what runs there continues to run; check the engine there")
 }
 
-// Attend returns ctx that also ends when the engine has not answered three times in a row, for what
-// is done by way of it. How
-// long a call takes says nothing: an engine may have an image of gigabytes to unpack. done must
-// be called, with the error of the call, and returns what the caller is told.
+// Attend returns ctx that also ends when the engine has not answered three pings in a row, for a
+// call of the engine. The duration of a call is no sign of a hang: an engine may have an image of
+// gigabytes to unpack. done must be called with the error of the call, and returns the error for
+// the caller.
 func (a *API) Attend(ctx context.Context) (context.Context, func(error) error, error) {
 	a.mu.Lock()
 	silent := a.silent
 	a.mu.Unlock()
-	if silent { // nobody waits long for one that did not answer
+	if silent { // no call waits long for one that did not answer
 		if !a.answers(ctx, min(recheckTime, a.o.Every)) {
 			if ctx.Err() != nil {
 				return nil, nil, a.failed(ctx, ctx.Err())
@@ -198,15 +192,15 @@ func (a *API) failed(ctx context.Context, err error) error {
 	var se *sandboxer.Error
 	switch {
 	case ctx.Err() != nil:
-		return sandboxer.E(sandboxer.KindOf(ctx.Err()), ctx.Err(), "the engine %s was not waited for any longer", a.o.Name)
+		return sandboxer.E(sandboxer.KindOf(ctx.Err()), ctx.Err(), "the request to the engine %s was given up", a.o.Name)
 	case errors.As(err, &se):
 		return se
 	}
 	return sandboxer.E(sandboxer.Unavailable, errors.Join(ErrAbsent, err), "the engine %s cannot be reached", a.o.Name).
-		WithHint("see whether it runs, and whether this account may use it")
+		WithHint("check that it runs, and that this account may use it")
 }
 
-// said is the error that an answer is.
+// said is the error in an answer of the engine.
 func (a *API) said(what string, res *http.Response) error {
 	body, _ := io.ReadAll(io.LimitReader(res.Body, maxAPISaid))
 	var m struct {
@@ -219,7 +213,7 @@ func (a *API) said(what string, res *http.Response) error {
 	return a.refused(what, res.StatusCode, m.Message)
 }
 
-// refused is the error of what the engine would not do, in its words.
+// refused is the error for what the engine refused, with its message.
 func (a *API) refused(what string, status int, words string) error {
 	text := OneLine(words)
 	switch {
@@ -235,7 +229,7 @@ func (a *API) refused(what string, status int, words string) error {
 	return e
 }
 
-// request makes a request whose answer is given to read. body is sent as JSON, or, if it is an
+// request makes a request and passes the answer to read. body is sent as JSON, or, if it is an
 // io.Reader, as it is.
 func (a *API) request(ctx context.Context, what, method, path string, query url.Values, body any, read func(*http.Response) error) error {
 	within, done, err := a.Attend(ctx)
@@ -252,7 +246,7 @@ func (a *API) request(ctx context.Context, what, method, path string, query url.
 		default:
 			data, err := json.Marshal(body)
 			if err != nil {
-				return sandboxer.E(sandboxer.Internal, err, "a request to the engine does not encode")
+				return sandboxer.E(sandboxer.Internal, err, "a request to the engine cannot be encoded")
 			}
 			send = bytes.NewReader(data)
 		}
@@ -287,10 +281,19 @@ func (a *API) request(ctx context.Context, what, method, path string, query url.
 			if errors.As(err, &se) {
 				return err
 			}
-			return sandboxer.E(sandboxer.Unavailable, err, "%s: what the engine %s answers cannot be read", what, a.o.Name)
+			return sandboxer.E(sandboxer.Unavailable, err, "%s: the answer of the engine %s cannot be read", what, a.o.Name)
 		}
 		return nil
 	}())
+}
+
+// remove removes what is at path. Absence is success.
+func (a *API) remove(ctx context.Context, what, path string, query url.Values) error {
+	err := a.request(ctx, what, http.MethodDelete, path, query, nil, nil)
+	if sandboxer.KindOf(err) == sandboxer.NotFound {
+		return nil
+	}
+	return err
 }
 
 // into reads a plain answer.
@@ -300,7 +303,7 @@ func into(v any) func(*http.Response) error {
 	}
 }
 
-// filters are what listings are narrowed by.
+// filters encodes the filters of a listing.
 func filters(f map[string][]string) url.Values {
 	data, err := json.Marshal(f)
 	if err != nil {
@@ -321,7 +324,7 @@ func labelFilter(labels map[string]string) []string {
 	return all
 }
 
-// Info is what an engine says of itself.
+// Info is how an engine describes itself.
 type Info struct {
 	ServerVersion   string
 	Architecture    string // as uname -m has it, or amd64
@@ -351,7 +354,7 @@ func (i Info) Arch() string {
 	return i.Architecture
 }
 
-// Backing is the file system that containers' files are on, "" where the engine does not say it.
+// Backing is the file system of containers' files, "" where the engine does not report it.
 func (i Info) Backing() string {
 	for _, s := range i.DriverStatus {
 		if len(s) == 2 && s[0] == "Backing Filesystem" {
@@ -361,7 +364,7 @@ func (i Info) Backing() string {
 	return ""
 }
 
-// Snapshotter reports whether containers' files are kept by one of containerd's, and not by a storage driver of the engine's.
+// Snapshotter reports whether a snapshotter of containerd keeps containers' files, and not a storage driver of the engine.
 func (i Info) Snapshotter() bool {
 	return slices.ContainsFunc(i.DriverStatus, func(s []string) bool {
 		return len(s) == 2 && s[0] == "driver-type" && strings.HasPrefix(s[1], "io.containerd.snapshotter.")
@@ -370,7 +373,7 @@ func (i Info) Snapshotter() bool {
 
 // Info asks what the engine is.
 func (a *API) Info(ctx context.Context) (i Info, err error) {
-	err = a.request(ctx, "looking at it", http.MethodGet, "/info", nil, nil, func(res *http.Response) error {
+	err = a.request(ctx, "inspecting the engine", http.MethodGet, "/info", nil, nil, func(res *http.Response) error {
 		i.Podman = strings.HasPrefix(res.Header.Get("Server"), "Libpod/")
 		return into(&i)(res)
 	})
@@ -385,176 +388,22 @@ func (i Info) secured(by string) bool {
 	return slices.ContainsFunc(i.SecurityOptions, func(o string) bool { return slices.Contains(strings.Split(o, ","), "name="+by) })
 }
 
-// A ContainerConfig is what CreateContainer makes. Its fields are the API's.
-type ContainerConfig struct {
-	Image       string
-	Hostname    string `json:",omitempty"`
-	User        string `json:",omitempty"`
-	Env         []string
-	Entrypoint  []string
-	Cmd         []string
-	WorkingDir  string `json:",omitempty"`
-	StopSignal  string `json:",omitempty"`
-	Labels      map[string]string
-	Healthcheck *Healthcheck `json:",omitempty"`
-	HostConfig  HostConfig
-}
-
-// A Healthcheck is a container's. NONE is that there is none, also of the image's.
-type Healthcheck struct{ Test []string }
-
-// A HostConfig says how a container is held.
-type HostConfig struct {
-	Runtime      string   `json:",omitempty"`
-	NetworkMode  string   `json:",omitempty"`
-	Dns          []string `json:",omitempty"` // servers that the resolver's configuration names
-	Memory       int64    `json:",omitempty"`
-	MemorySwap   int64    `json:",omitempty"`
-	NanoCpus     int64    `json:",omitempty"`
-	PidsLimit    int64    `json:",omitempty"`
-	CapDrop      []string `json:",omitempty"`
-	CapAdd       []string `json:",omitempty"`
-	SecurityOpt  []string `json:",omitempty"`
-	IpcMode      string   `json:",omitempty"`
-	CgroupnsMode string   `json:",omitempty"`
-	LogConfig    *LogConfig
-	Mounts       []MountConfig     `json:",omitempty"`
-	StorageOpt   map[string]string `json:",omitempty"`
-}
-
-// A LogConfig says what becomes of a container's output.
-type LogConfig struct {
-	Type   string
-	Config map[string]string `json:",omitempty"`
-}
-
-// A MountConfig is a volume that a container has, or what of its machine it has (bind).
-type MountConfig struct {
-	Type          string
-	Source        string
-	Target        string
-	ReadOnly      bool
-	VolumeOptions *VolumeOptions `json:",omitempty"`
-	BindOptions   *BindOptions   `json:",omitempty"`
-}
-
-// BindOptions are those of a directory or file of the engine's machine in a container.
-type BindOptions struct {
-	Propagation string // of mounts in it
-}
-
-// VolumeOptions are those of a volume in a container.
-type VolumeOptions struct {
-	NoCopy bool // of what the image has there
-}
-
-// CreateContainer makes a container, which does not run, and returns its ID. Conflict: there is one of
-// that name. NotFound: its image is not there.
-func (a *API) CreateContainer(ctx context.Context, name string, c ContainerConfig) (string, error) {
-	var made struct{ ID string }
-	err := a.request(ctx, "making a container", http.MethodPost, "/containers/create", url.Values{"name": {name}}, c, into(&made))
-	return made.ID, err
-}
-
-// ContainerCall does to a container what has no answer: start, pause, unpause. What is so already
-// is success for start alone.
-func (a *API) ContainerCall(ctx context.Context, id, what string) error {
-	return a.request(ctx, what+" of a container", http.MethodPost, "/containers/"+url.PathEscape(id)+"/"+what, nil, nil, nil)
-}
-
-// RemoveContainer ends a container at once and removes it, with the volumes that have no name.
-// NotFound: it is gone. Conflict: somebody else is removing it.
-func (a *API) RemoveContainer(ctx context.Context, id string) error {
-	return a.request(ctx, "removing a container", http.MethodDelete, "/containers/"+url.PathEscape(id), url.Values{"force": {"1"}, "v": {"1"}}, nil, nil)
-}
-
-// A ContainerSummary is a container as listings have it.
-type ContainerSummary struct {
-	ID      string `json:"Id"`
-	Names   []string
-	ImageID string
-	Labels  map[string]string
-	State   string
-}
-
-// ListContainers lists containers, in whatever condition, that have all of these labels; an empty value
-// stands for any.
-func (a *API) ListContainers(ctx context.Context, labels map[string]string) (list []ContainerSummary, err error) {
-	q := filters(map[string][]string{"label": labelFilter(labels)})
-	q.Set("all", "1")
-	err = a.request(ctx, "listing containers", http.MethodGet, "/containers/json", q, nil, into(&list))
-	return list, err
-}
-
-// A ContainerDetail is what an engine tells of one container.
-type ContainerDetail struct {
-	ID     string `json:"Id"`
-	Name   string // with a slash before it
-	Image  string // ID
-	Config struct {
-		Labels map[string]string
-		Env    []string
-	}
-	HostConfig struct {
-		Memory      int64
-		NetworkMode string
-	}
-	State struct {
-		Status     string // created, running, paused, exited, dead, removing
-		Running    bool
-		Paused     bool
-		OOMKilled  bool
-		ExitCode   int
-		Pid        int // of the first process, on the engine's machine
-		Error      string
-		StartedAt  time.Time
-		FinishedAt time.Time
-	}
-	NetworkSettings struct {
-		IPAddress string
-		Networks  map[string]struct{ IPAddress, GlobalIPv6Address string }
-	}
-	Mounts []struct {
-		Type        string
-		Name        string
-		Destination string
-		RW          bool
-	}
-}
-
-// InspectContainer tells of one container, by ID or name.
-func (a *API) InspectContainer(ctx context.Context, id string) (c ContainerDetail, err error) {
-	err = a.request(ctx, "looking at a container", http.MethodGet, "/containers/"+url.PathEscape(id)+"/json", nil, nil, into(&c))
-	return c, err
-}
-
-// WrittenBytes is how large what a container has written is, or -1 where the engine cannot tell: the sizes of its files as they are read, so
-// that what a sparse file leaves out counts, too, as it does in an image. The engine looks at every one of them.
-func (a *API) WrittenBytes(ctx context.Context, id string) (int64, error) {
-	c := struct{ SizeRw *int64 }{}
-	err := a.request(ctx, "measuring a container", http.MethodGet, "/containers/"+url.PathEscape(id)+"/json", url.Values{"size": {"1"}}, nil, into(&c))
-	if err != nil || c.SizeRw == nil {
-		return -1, err
-	}
-	return *c.SizeRw, nil
-}
-
-// An Event is what an engine tells of a container.
+// An Event is an engine's event about a container.
 type Event struct {
 	ID     string            // of the container
 	Action string            // die, pause, unpause, destroy, …; Podman has died and remove
-	Labels map[string]string // of the container, beside what else the engine says of it
+	Labels map[string]string // of the container, mixed with other attributes
 }
 
-// maxEvent bounds what an engine says of one event.
+// maxEvent bounds the size of one event.
 const maxEvent = 1 << 20
 
-// Events gives what the engine tells of containers with all of these labels to f, from when it calls opened
-// on, until ctx ends or the engine does, and returns why. f is called by one goroutine, and what it does not take
-// in time waits at the engine.
+// Events passes the engine's events about containers with all of these labels to f, from when it calls opened
+// on, until ctx ends or the engine does, and returns why. f is called by one goroutine. Events that it does not
+// take in time wait at the engine.
 func (a *API) Events(ctx context.Context, labels map[string]string, opened func(), f func(Event)) error {
 	q := filters(map[string][]string{"type": {"container"}, "label": labelFilter(labels)})
-	return a.request(ctx, "listening to it", http.MethodGet, "/events", q, nil, func(res *http.Response) error {
+	return a.request(ctx, "watching the engine", http.MethodGet, "/events", q, nil, func(res *http.Response) error {
 		opened()
 		lines := bufio.NewScanner(res.Body)
 		lines.Buffer(nil, maxEvent)
@@ -576,355 +425,4 @@ func (a *API) Events(ctx context.Context, labels map[string]string, opened func(
 		}
 		return io.ErrUnexpectedEOF
 	})
-}
-
-// PutArchive unpacks a tar into a directory of a container, which need not run.
-func (a *API) PutArchive(ctx context.Context, id, dir string, tar io.Reader) error {
-	return a.request(ctx, "bringing files into a container", http.MethodPut, "/containers/"+url.PathEscape(id)+"/archive", url.Values{"path": {dir}}, tar, nil)
-}
-
-// GetArchive gives a tar of a path of a container, which need not run, to read.
-func (a *API) GetArchive(ctx context.Context, id, path string, read func(io.Reader) error) error {
-	return a.request(ctx, "reading files of a container", http.MethodGet, "/containers/"+url.PathEscape(id)+"/archive", url.Values{"path": {path}}, nil,
-		func(res *http.Response) error { return read(res.Body) })
-}
-
-// StatFile tells what is at a path of a container, which need not run; a symbolic link is not followed, but for those on the way.
-// Where it leads in the end, as far as that is there, is target. NotFound: nothing is.
-func (a *API) StatFile(ctx context.Context, id, path string) (mode fs.FileMode, target string, err error) {
-	err = a.request(ctx, "looking into a container", http.MethodHead, "/containers/"+url.PathEscape(id)+"/archive", url.Values{"path": {path}}, nil,
-		func(res *http.Response) error {
-			data, err := base64.StdEncoding.DecodeString(res.Header.Get("X-Docker-Container-Path-Stat"))
-			if err != nil {
-				return err
-			}
-			var st struct {
-				Mode       fs.FileMode
-				LinkTarget string
-			}
-			err = json.Unmarshal(data, &st)
-			mode, target = st.Mode, st.LinkTarget
-			return err
-		})
-	return mode, target, err
-}
-
-// Logs returns the end of what a container has written, at most 64 KiB.
-func (a *API) Logs(ctx context.Context, id string) (string, error) {
-	var said strings.Builder
-	err := a.request(ctx, "reading the output of a container", http.MethodGet, "/containers/"+url.PathEscape(id)+"/logs",
-		url.Values{"stdout": {"1"}, "stderr": {"1"}, "tail": {"20"}}, nil, func(res *http.Response) error {
-			return demux(io.LimitReader(res.Body, maxAPISaid), &said, &said)
-		})
-	return said.String(), err
-}
-
-// ContainerStats returns what a container uses. What the engine does not tell is negative, and the disk always is.
-func (a *API) ContainerStats(ctx context.Context, id string) (st sandboxer.Stats, err error) {
-	var s struct {
-		CPU struct {
-			Usage struct {
-				Total int64 `json:"total_usage"`
-			} `json:"cpu_usage"`
-		} `json:"cpu_stats"`
-		Memory struct {
-			Usage *int64 `json:"usage"`
-			Limit int64  `json:"limit"`
-			Stats struct {
-				File1 int64 `json:"total_inactive_file"` // of the first version of control groups
-				File2 int64 `json:"inactive_file"`
-			} `json:"stats"`
-		} `json:"memory_stats"`
-		PIDs struct {
-			Current *int64 `json:"current"`
-		} `json:"pids_stats"`
-		Networks map[string]struct {
-			Rx int64 `json:"rx_bytes"`
-			Tx int64 `json:"tx_bytes"`
-		} `json:"networks"`
-	}
-	err = a.request(ctx, "measuring a container", http.MethodGet, "/containers/"+url.PathEscape(id)+"/stats",
-		url.Values{"stream": {"0"}, "one-shot": {"1"}}, nil, into(&s))
-	st = sandboxer.Stats{At: time.Now(), CPU: time.Duration(s.CPU.Usage.Total), MemoryBytes: -1, PIDs: -1, DiskBytes: -1}
-	if s.Memory.Usage != nil {
-		st.MemoryBytes = *s.Memory.Usage
-		if file := max(s.Memory.Stats.File1, s.Memory.Stats.File2); file < st.MemoryBytes {
-			st.MemoryBytes -= file // what the kernel can take back at any time
-		}
-	}
-	if s.PIDs.Current != nil {
-		st.PIDs = *s.PIDs.Current
-	}
-	for _, n := range s.Networks {
-		st.RxBytes += n.Rx
-		st.TxBytes += n.Tx
-	}
-	return st, err
-}
-
-// An APIImage is what an engine tells of an image.
-type APIImage struct {
-	ID           string `json:"Id"`
-	RepoTags     []string
-	Os           string
-	Architecture string
-	Size         int64
-	Created      time.Time
-	Config       struct {
-		User         string
-		Env          []string
-		Entrypoint   []string
-		Cmd          []string
-		WorkingDir   string
-		StopSignal   string
-		Labels       map[string]string
-		Volumes      map[string]struct{}
-		ExposedPorts map[string]struct{}
-	}
-}
-
-// InspectImage tells of one image, by name or ID.
-func (a *API) InspectImage(ctx context.Context, name string) (i APIImage, err error) {
-	err = a.request(ctx, "looking at an image", http.MethodGet, "/images/"+escapeImage(name)+"/json", nil, nil, into(&i))
-	return i, err
-}
-
-// escapeImage keeps slashes, which names of images have.
-func escapeImage(name string) string { return strings.ReplaceAll(url.PathEscape(name), "%2F", "/") }
-
-// An ImageSummary is an image as listings have it.
-type ImageSummary struct {
-	ID       string `json:"Id"`
-	RepoTags []string
-	Labels   map[string]string
-	Size     int64
-	Created  int64 // seconds since 1970
-}
-
-// ListImages lists the images of a name, tag or not, if that is not empty, that have all of these labels.
-func (a *API) ListImages(ctx context.Context, name string, labels map[string]string) (list []ImageSummary, err error) {
-	f := map[string][]string{}
-	if name != "" {
-		f["reference"] = []string{name}
-	}
-	if len(labels) > 0 {
-		f["label"] = labelFilter(labels)
-	}
-	err = a.request(ctx, "listing images", http.MethodGet, "/images/json", filters(f), nil, into(&list))
-	return list, err
-}
-
-// LoadImage reads an image in the form of docker save.
-func (a *API) LoadImage(ctx context.Context, tar io.Reader) error {
-	return a.request(ctx, "loading an image", http.MethodPost, "/images/load", url.Values{"quiet": {"1"}}, tar, a.progress("loading an image"))
-}
-
-// progress reads an answer in lines, the last of which may be an error.
-func (a *API) progress(what string) func(*http.Response) error {
-	return func(res *http.Response) error {
-		d := json.NewDecoder(io.LimitReader(res.Body, maxAPIAnswer))
-		for {
-			var line struct {
-				Error string `json:"error"`
-			}
-			err := d.Decode(&line)
-			if errors.Is(err, io.EOF) {
-				return nil
-			}
-			if err != nil {
-				return err
-			}
-			if line.Error != "" {
-				return a.refused(what, 0, line.Error)
-			}
-		}
-	}
-}
-
-// RemoveImage removes a name of an image, and the image with its last one. NotFound: it is gone.
-// Conflict: a container is made of it.
-func (a *API) RemoveImage(ctx context.Context, name string) error {
-	return a.request(ctx, "removing an image", http.MethodDelete, "/images/"+escapeImage(name), nil, nil, nil)
-}
-
-// TagImage gives an image a further name.
-func (a *API) TagImage(ctx context.Context, name, repo, tag string) error {
-	return a.request(ctx, "naming an image", http.MethodPost, "/images/"+escapeImage(name)+"/tag", url.Values{"repo": {repo}, "tag": {tag}}, nil, nil)
-}
-
-// SaveImage gives an image in the form of docker save to read.
-func (a *API) SaveImage(ctx context.Context, name string, read func(io.Reader) error) error {
-	return a.request(ctx, "reading an image", http.MethodGet, "/images/"+escapeImage(name)+"/get", nil, nil,
-		func(res *http.Response) error { return read(res.Body) })
-}
-
-// Commit makes an image of a container's files, which stands still meanwhile, and returns its ID. Labels have
-// neither quotes nor backslashes.
-func (a *API) Commit(ctx context.Context, id, repo, tag string, labels map[string]string) (string, error) {
-	q := url.Values{"container": {id}, "repo": {repo}, "tag": {tag}, "pause": {"1"}}
-	for k, v := range labels {
-		q.Add("changes", "LABEL "+k+"="+strconv.Quote(v))
-	}
-	var made struct{ ID string }
-	err := a.request(ctx, "saving a container", http.MethodPost, "/commit", q, struct{}{}, into(&made))
-	return digestID(made.ID), err
-}
-
-// digestID is an image's ID as all answers have it but Podman's about a commit.
-func digestID(id string) string {
-	if id == "" || strings.Contains(id, ":") {
-		return id
-	}
-	return "sha256:" + id
-}
-
-// An APIVolume is what an engine tells of a volume.
-type APIVolume struct {
-	Name      string
-	Labels    map[string]string
-	CreatedAt string
-
-	Mountpoint string // where its files are on the engine's machine
-}
-
-// ListVolumes lists volumes whose names have that in them.
-func (a *API) ListVolumes(ctx context.Context, name string) ([]APIVolume, error) {
-	var list struct{ Volumes []APIVolume }
-	err := a.request(ctx, "listing volumes", http.MethodGet, "/volumes", filters(map[string][]string{"name": {name}}), nil, into(&list))
-	return list.Volumes, err
-}
-
-// CreateVolume makes a volume, or finds the one of that name.
-func (a *API) CreateVolume(ctx context.Context, name string, labels map[string]string) (v APIVolume, err error) {
-	err = a.request(ctx, "making a volume", http.MethodPost, "/volumes/create", nil, map[string]any{"Name": name, "Labels": labels}, into(&v))
-	return v, err
-}
-
-// RemoveVolume removes a volume. NotFound: it is gone. Conflict: a container has it.
-func (a *API) RemoveVolume(ctx context.Context, name string) error {
-	return a.request(ctx, "removing a volume", http.MethodDelete, "/volumes/"+url.PathEscape(name), nil, nil, nil)
-}
-
-// Exec runs a command in a running container, as user, with streams, and returns how it ended.
-// Its parameters are those of agent.RunFunc. When ctx is done the connection is closed, and with it
-// the command's input: engines have no way to end a command.
-func (a *API) Exec(ctx context.Context, id, user string, args []string, in io.Reader, out, errs io.Writer) (sandboxer.Exit, error) {
-	var made struct{ ID string }
-	err := a.request(ctx, "a command", http.MethodPost, "/containers/"+url.PathEscape(id)+"/exec", nil, map[string]any{
-		"AttachStdin": true, "AttachStdout": true, "AttachStderr": true, "Cmd": args, "User": user,
-	}, into(&made))
-	if err != nil {
-		return sandboxer.Exit{}, err
-	}
-	conn, r, err := a.attach(ctx, made.ID)
-	if err != nil {
-		return sandboxer.Exit{}, err
-	}
-	defer conn.Close()
-	defer context.AfterFunc(ctx, func() { conn.Close() })()
-	go func() { // which ends with conn, or when in does
-		_, err := io.Copy(conn, in)
-		if err == nil {
-			_ = halfclose.CloseWrite(conn)
-		}
-	}()
-	err = demux(r, out, errs)
-	if ctx.Err() != nil {
-		return sandboxer.Exit{}, ctx.Err()
-	}
-	if err != nil {
-		return sandboxer.Exit{}, sandboxer.E(sandboxer.Unavailable, err, "the streams of a command in the engine %s broke", a.o.Name)
-	}
-	// The streams may end a moment before the command is known to have ended.
-	var state struct {
-		Running  bool
-		ExitCode *int
-	}
-	for try := 0; ; try++ {
-		err := a.request(ctx, "a command", http.MethodGet, "/exec/"+made.ID+"/json", nil, nil, into(&state))
-		if err != nil {
-			return sandboxer.Exit{}, err
-		}
-		if !state.Running && state.ExitCode != nil {
-			return sandboxer.Exit{Code: *state.ExitCode}, nil
-		}
-		if try == 200 {
-			return sandboxer.Exit{}, sandboxer.E(sandboxer.Unavailable, nil, "the engine %s does not say how a command ended", a.o.Name)
-		}
-		select {
-		case <-ctx.Done():
-			return sandboxer.Exit{}, ctx.Err()
-		case <-time.After(5 * time.Millisecond):
-		}
-	}
-}
-
-// attach starts a command, and returns the connection that is its streams from then on.
-func (a *API) attach(ctx context.Context, exec string) (net.Conn, *bufio.Reader, error) {
-	within, done, err := a.Attend(ctx)
-	if err != nil {
-		return nil, nil, err
-	}
-	conn, r, err := a.upgrade(within, exec)
-	return conn, r, done(err)
-}
-
-func (a *API) upgrade(ctx context.Context, exec string) (_ net.Conn, _ *bufio.Reader, err error) {
-	conn, err := a.o.Dial(ctx)
-	if err != nil {
-		return nil, nil, a.failed(ctx, err)
-	}
-	stop := context.AfterFunc(ctx, func() { conn.Close() })
-	defer func() {
-		if !stop() && err == nil {
-			err = a.failed(ctx, ctx.Err())
-		}
-		if err != nil {
-			conn.Close()
-		}
-	}()
-	body := []byte(`{"Detach":false,"Tty":false}`)
-	r, err := http.NewRequest(http.MethodPost, "http://engine"+apiVersion+"/exec/"+url.PathEscape(exec)+"/start", bytes.NewReader(body))
-	if err != nil {
-		return nil, nil, sandboxer.E(sandboxer.Internal, err, "a request to the engine cannot be made")
-	}
-	r.Header.Set("Content-Type", "application/json")
-	r.Header.Set("Connection", "Upgrade")
-	r.Header.Set("Upgrade", "tcp")
-	if err := r.Write(conn); err != nil {
-		return nil, nil, a.failed(ctx, err)
-	}
-	br := bufio.NewReaderSize(conn, 32<<10)
-	res, err := http.ReadResponse(br, r)
-	if err != nil {
-		return nil, nil, a.failed(ctx, err)
-	}
-	if res.StatusCode != http.StatusSwitchingProtocols && res.StatusCode != http.StatusOK {
-		return nil, nil, a.said("a command", res)
-	}
-	return conn, br, nil
-}
-
-// demux separates the streams that an engine sends as one, until they end.
-func demux(r io.Reader, out, errs io.Writer) error {
-	var head [8]byte
-	for {
-		if _, err := io.ReadFull(r, head[:]); err != nil {
-			if errors.Is(err, io.EOF) || errors.Is(err, net.ErrClosed) {
-				return nil
-			}
-			return err
-		}
-		to := out
-		switch head[0] {
-		case 0, 1:
-		case 2:
-			to = errs
-		default:
-			return fmt.Errorf("a frame begins with %d", head[0])
-		}
-		if _, err := io.CopyN(to, r, int64(binary.BigEndian.Uint32(head[4:]))); err != nil {
-			return err
-		}
-	}
 }

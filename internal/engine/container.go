@@ -73,8 +73,8 @@ func (c *Container) Redact(said string) string {
 func (c *Container) Health() string {
 	switch h := c.State.Health; {
 	case h != nil && h.Status == "unhealthy" && h.FailingStreak == 0:
-		// No check has failed: Docker says so of a container that was paused, until it looks
-		// the next time. Nothing happened in it since it looked last.
+		// No check has failed: Docker reports this for a container that was paused, until its
+		// next check. Nothing happened in it since the last one.
 		if n := len(h.Log); n > 0 && h.Log[n-1].ExitCode == 0 {
 			return "healthy"
 		}
@@ -88,7 +88,7 @@ func (c *Container) Health() string {
 }
 
 // NextCheck is how long it takes from at until the engine can know more of the
-// container's health: it looks an interval after the start, or after it looked last.
+// container's health: it checks an interval after the start, or after its last check.
 func (c *Container) NextCheck(at time.Time) time.Duration {
 	every := 30 * time.Second // the engines' default
 	if h := c.Config.Healthcheck; h != nil && h.Interval > 0 {
@@ -105,7 +105,7 @@ func (c *Container) NextCheck(at time.Time) time.Duration {
 	return due.Sub(at) + 50*time.Millisecond
 }
 
-// Addrs are the container's own addresses, and where the host has a port of it published.
+// Addrs are the container's own addresses, and the host's addresses on which a port of it is published.
 func (c *Container) Addrs(port int) (own, published []string) {
 	for _, n := range c.NetworkSettings.Networks {
 		if n.IPAddress != "" {
@@ -124,11 +124,15 @@ func (c *Container) Addrs(port int) (own, published []string) {
 	return own, published
 }
 
-// Scripts that describe the containers of a sandbox, for a script that looks at more in the
+// OwnNames is the filter of listings for a sandbox's own containers, in addition to the filter by label: their names begin with the sandbox's name.
+// Labels alone do not prove it: an image that is made of a container has its labels, too. name is a shell variable, for use in double quotes.
+func OwnNames(name string) string { return "name=^/?" + name + "[-_]" }
+
+// Scripts that describe the containers of a sandbox, for use in a script that does more in the
 // same round trip. $engine is the engine's program and $name the sandbox's name.
-const (
+var (
 	// ListScript sets $ids to the IDs of the containers, one on each line.
-	ListScript = `ids=$("$engine" ps -aq --no-trunc --filter "label=` + LabelName + `=$name") || exit
+	ListScript = `ids=$("$engine" ps -aq --no-trunc --filter "label=` + LabelName + `=$name" --filter "` + OwnNames("$name") + `") || exit
 `
 	// InspectScript prints the time and the containers $ids, for ParseContainers.
 	InspectScript = `date +%s.%N
@@ -151,7 +155,7 @@ func ParseContainers(said string) (at time.Time, list []Container, err error) {
 	return time.Unix(sec, nsec), list, nil
 }
 
-// Containers describes the containers of a sandbox, and says what time it is on the host.
+// Containers describes the containers of a sandbox, and returns the host's time.
 func (en *Engine) Containers(ctx context.Context, name string) (at time.Time, list []Container, err error) {
 	out, err := en.Script(ctx, nil, nil, "engine=$1 name=$2\n"+ListScript+InspectScript, en.Program, name)
 	if err != nil {
@@ -164,19 +168,19 @@ func (en *Engine) Containers(ctx context.Context, name string) (at time.Time, li
 }
 
 func (en *Engine) unreadable(cause error, what string) error {
-	return sandboxer.E(sandboxer.Unavailable, cause, "host %s: what the engine says of %s cannot be read", en.Host.Name(), what)
+	return sandboxer.E(sandboxer.Unavailable, cause, "host %s: the engine's description of %s cannot be read", en.Host.Name(), what)
 }
 
-// Logs returns the last lines that a container said, 2000 bytes at most. They may hold its secrets.
+// Logs returns the last lines of a container's output, 2000 bytes at most. They may hold its secrets.
 func (en *Engine) Logs(ctx context.Context, id string, lines int) (string, error) {
 	return en.Script(ctx, nil, nil, `"$1" logs --tail "$3" "$2" 2>&1 | tail -c 2000`, en.Program, id, strconv.Itoa(lines))
 }
 
 // found prints the containers of the sandbox $2 and its service $3, or all for none, and how a shell
-// in the last of them ended: 126 or 127 where there is none.
-const found = `
+// in the last of them ended: 126 or 127 if it has none.
+var found = `
 e=$1 s=$3
-set -- --filter "label=` + LabelName + `=$2"
+set -- --filter "label=` + LabelName + `=$2" --filter "` + OwnNames("$2") + `"
 [ -z "$s" ] || set -- "$@" --filter "label=` + LabelService + `=$s"
 ids=$("$e" ps -aq --no-trunc "$@") || exit
 [ -n "$ids" ] || exit 0
@@ -186,7 +190,7 @@ echo "$ids"
 echo "shell $?"`
 
 // Find returns the ID of the oldest container of a service of a sandbox, or of the sandbox
-// if service is empty; "" if there is none. What it found it remembers, and whether that
+// if service is empty; "" if there is none. It remembers the container, and whether it
 // has a shell.
 func (en *Engine) Find(ctx context.Context, name, service string) (string, error) {
 	en.mu.Lock()
@@ -239,8 +243,8 @@ func (en *Engine) Forget(name string) {
 }
 
 // paused applies $4 to the containers of $2 that are in the state $3.
-const paused = `
-ids=$("$1" ps -q --no-trunc --filter "label=` + LabelName + `=$2" --filter "status=$3") || exit
+var paused = `
+ids=$("$1" ps -q --no-trunc --filter "label=` + LabelName + `=$2" --filter "` + OwnNames("$2") + `" --filter "status=$3") || exit
 [ -z "$ids" ] || "$1" "$4" $ids >/dev/null`
 
 // Pause freezes every container of a sandbox that runs.
@@ -255,12 +259,15 @@ func (en *Engine) Unpause(ctx context.Context, name string) error {
 	return err
 }
 
-// InventoryScript prints the name of the sandbox of everything of an installation,
-// with repetitions: of containers, volumes and networks. $engine is the engine's program and
+// InventoryScript prints the sandbox name of every container, volume and network of an
+// installation, with repetitions. $engine is the engine's program and
 // $owner the installation.
 const InventoryScript = `f="label=` + LabelOwner + `=$owner"
 case $engine in podman) n='{{index .Labels "` + LabelName + `"}}';; *) n='{{.Label "` + LabelName + `"}}';; esac
-"$engine" ps -a --filter "$f" --format "$n" || exit
+all=$("$engine" ps -a --filter "$f" --format "$n {{.Names}}") || exit
+while read -r n c; do case $c in "$n"[-_]*) echo "$n";; esac; done <<EOF
+$all
+EOF
 for kind in volume network; do
 	ids=$("$engine" $kind ls -q --filter "$f") || exit
 	[ -z "$ids" ] || printf '%s\n' "$ids" | xargs "$engine" $kind inspect --format '{{index .Labels "` + LabelName + `"}}' 2>/dev/null
@@ -274,7 +281,7 @@ func ParseInventory(said string) []string {
 	return slices.Compact(names)
 }
 
-// Inventory lists the names of the sandboxes of an installation that the engine has something of.
+// Inventory lists the names of the sandboxes of an installation that have something on the engine.
 func (en *Engine) Inventory(ctx context.Context, owner string) ([]string, error) {
 	out, err := en.Script(ctx, nil, nil, "engine=$1 owner=$2\n"+InventoryScript+"exit 0", en.Program, owner)
 	if err != nil {

@@ -12,9 +12,9 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/procnet"
 )
 
-// nearScript prints which of the addresses $2… are on a network of the host itself (what
-// has that address elsewhere is somebody else), and who listens in the network of process
-// $1, as /proc has it.
+// nearScript prints which of the addresses $2… are on a network of the host itself (elsewhere
+// that address belongs to another machine), and the sockets that listen in the network of process
+// $1, as in /proc.
 const nearScript = `
 p=$1; shift
 for a; do
@@ -27,7 +27,7 @@ exit 0`
 // An Endpoint is a port of a container.
 type Endpoint struct {
 	Container *Container
-	// Network is the container whose network Container has: itself, or another.
+	// Network is the container whose network Container uses: itself, or another.
 	Network *Container
 	Port    int
 	Name    string // what messages call the container, such as "the service web"
@@ -76,17 +76,17 @@ func (en *Engine) Dial(ctx context.Context, to Endpoint) (net.Conn, error) {
 	if err == nil || sandboxer.KindOf(err) != sandboxer.Unavailable || ctx.Err() != nil || !wide {
 		return c, err
 	}
-	// Podman holds a published port also where nothing leads from it into the sandbox.
+	// Podman keeps a published port open even if it leads nowhere in the sandbox.
 	for _, addr := range published {
 		if c, err := en.Host.Dial(ctx, "tcp", addr); err == nil {
 			return c, nil
 		}
 	}
 	return nil, sandboxer.E(sandboxer.Unavailable, errors.Join(failed, err), "port %d of %s cannot be reached", to.Port, to.Name).
-		WithHint("an image with nc is reached in any case")
+		WithHint("use an image with nc: the server then reaches every port")
 }
 
-// listening says who listens on a port, as the tables of sockets in what a host said have it.
+// listening reports which sockets listen on a port, by the tables of sockets in a host's output.
 func listening(said string, port int) (known, loopback, wide bool) {
 	all, known := procnet.Listeners(strings.NewReader(said))
 	for _, l := range all {
@@ -97,7 +97,7 @@ func listening(said string, port int) (known, loopback, wide bool) {
 	return known, loopback, wide
 }
 
-// socketsScript prints, for every process that is named, its number and the tables of its sockets.
+// socketsScript prints, for every named process, its number and the tables of its sockets.
 const socketsScript = `
 for p; do
 	echo "process $p"
@@ -106,8 +106,8 @@ for p; do
 done
 exit 0`
 
-// Listeners returns the sockets that listen in the networks of containers, by container ID. Of what does
-// not run, or tells nothing, there is no entry.
+// Listeners returns the sockets that listen in the networks of containers, by container ID. A container that does
+// not run, or reports nothing, has no entry.
 func (en *Engine) Listeners(ctx context.Context, list []Container) (map[string][]procnet.Listener, error) {
 	id, pids := map[string]string{}, []string{}
 	for _, c := range list {
@@ -130,7 +130,7 @@ func (en *Engine) Listeners(ctx context.Context, list []Container) (map[string][
 	return all, nil
 }
 
-// dialInside connects from within the container, by Inside or with a tool that the image has.
+// dialInside connects from within the container, by Inside or with a tool of the image.
 func (en *Engine) dialInside(ctx context.Context, to Endpoint) (net.Conn, error) {
 	var inside error
 	if to.Inside != nil {
@@ -146,7 +146,7 @@ func (en *Engine) dialInside(ctx context.Context, to Endpoint) (net.Conn, error)
 	tool := strings.Fields(out)
 	if len(tool) == 0 || tool[0] == "none" || !path.IsAbs(tool[0]) && tool[0] != "nc" {
 		return nil, sandboxer.E(sandboxer.Unavailable, inside, "port %d is not open to the host, and the image of %s has no nc to reach it from within", to.Port, to.Name).
-			WithHint("have it listen on 0.0.0.0, which its sandbox keeps to itself")
+			WithHint("let the program listen on 0.0.0.0; only the sandbox's own network can reach that")
 	}
 	var args []string
 	if strings.HasSuffix(tool[0], "busybox") {

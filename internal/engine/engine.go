@@ -1,15 +1,15 @@
-// Package engine speaks to a container engine, Docker or Podman, on this machine or on
-// another: it describes containers, runs commands in them, reaches their ports, measures,
-// pauses and lists them. What a sandbox is made of, and how it is made, is for adapters.
+// Package engine speaks to a container engine, Docker or Podman: it describes containers, runs commands in them, reaches their ports, measures,
+// pauses and lists them. Adapters decide what a sandbox is made of, and how it is made.
 //
-// An engine is spoken to by its own program, docker or podman, through scripts for sh that
+// The package speaks to an engine by the engine's own program, docker or podman, through scripts for sh that
 // take one round trip each. Podman has no API without a service, adapters need the program
 // for compose anyway, and it knows contexts, credentials and sockets as its users set them
-// up (docs/adr/0022-engine-by-its-program.md). Where the program runs is a [Host]: *sshrun.Host
-// for another machine, [Local] for this one. Where an engine's API can be reached, an [API] speaks
-// that, without a program (docs/adr/0027-engine-by-its-api.md).
+// up (docs/design/adr/0022-engine-by-its-program.md). The program runs on a [Host], a
+// *sshrun.Host. If an engine's API can be reached, an [API] speaks
+// that, without a program (docs/design/adr/0027-engine-by-its-api.md).
 //
-// What belongs to a sandbox is told by labels: [LabelName] has the sandbox's external name.
+// Objects of a sandbox have the label [LabelName] with the sandbox's external name, and names that begin with it (OwnNames). The label alone
+// does not prove it, because images copy labels.
 package engine
 
 import (
@@ -18,10 +18,10 @@ import (
 	"log/slog"
 	"maps"
 	"net"
-	"strings"
 	"sync"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/capture"
 	"github.com/sand-boxer/sandboxer/internal/sshrun"
 )
 
@@ -36,12 +36,12 @@ const (
 type Host interface {
 	// Name is what messages call it.
 	Name() string
-	// Run runs a command to its end, and ends it, with all that it started, when ctx ends.
+	// Run runs a command to its end. When ctx ends, it ends the command and all that it started.
 	Run(ctx context.Context, c sshrun.Cmd) (sandboxer.Exit, error)
-	// Ask is Run for short questions, which get through also where commands have taken all
-	// the room that there is for them.
+	// Ask is Run for short questions, which get through even if commands use all other
+	// sessions.
 	Ask(ctx context.Context, c sshrun.Cmd) (sandboxer.Exit, error)
-	// Capture is Run for a command of which at most that many bytes of output are wanted.
+	// Capture is Run for a command whose output may have at most most bytes.
 	Capture(ctx context.Context, c sshrun.Cmd, most int) ([]byte, sandboxer.Exit, error)
 	// Kill ends every process that has the variable name with that value in its environment.
 	Kill(ctx context.Context, name, value string) error
@@ -50,14 +50,14 @@ type Host interface {
 }
 
 // An Engine is one engine on one host. It remembers what it found out about containers, so
-// that commands take one round trip; Forget drops that. Its methods may be called at once.
+// that commands take one round trip; Forget drops that. Its methods are safe for concurrent use.
 type Engine struct {
 	Program string            // docker or podman
 	Env     map[string]string // of the program, such as DOCKER_HOST and CONTAINER_HOST
 	Host    Host
 	Watch   *Watch       // nil for an engine that is not watched
 	Log     *slog.Logger // nil for none
-	// Failed makes the error of a script that ended badly and said that. nil means Failure.
+	// Failed makes the error for a script that failed, from its output. nil means Failure.
 	Failed func(said string) error
 
 	mu         sync.Mutex
@@ -67,8 +67,8 @@ type Engine struct {
 }
 
 // Script runs a script that needs the engine, with args as its $1 and so on, and returns
-// what it prints. env is beside the engine's own. Unavailable, with ErrHangs as the cause: the engine
-// does not answer. A non-zero exit is an error of the kind that fits what the script said.
+// its output. env is added to the engine's own environment. Unavailable, with ErrHangs as the cause: the engine
+// does not answer. A non-zero exit is an error of the kind that fits the script's output.
 func (en *Engine) Script(ctx context.Context, env map[string]string, stdin io.Reader, script string, args ...string) (string, error) {
 	ctx, done, err := en.Watch.Attend(ctx)
 	if err != nil {
@@ -81,22 +81,23 @@ func (en *Engine) Script(ctx context.Context, env map[string]string, stdin io.Re
 	return out, done(err)
 }
 
-// HostScript is Script for one that needs the host alone: an engine that does not answer does
-// not end it.
+// HostScript is Script for a script that needs the host alone: it does not end when the engine
+// hangs.
 func (en *Engine) HostScript(ctx context.Context, env map[string]string, stdin io.Reader, script string, args ...string) (string, error) {
-	var said strings.Builder
-	cmd := sshrun.Cmd{Script: script, Args: args, Env: en.with(env), Stdin: stdin, Stderr: Last(&said)}
+	said := &capture.Last{Max: MaxSaid}
+	cmd := sshrun.Cmd{Script: script, Args: args, Env: en.with(env), Stdin: stdin, Stderr: said}
 	if len(env) > 0 {
-		// What works at a sandbox is found by its environment (Host.Kill), which others see
-		// as a process was started with it.
+		// Host.Kill finds a sandbox's processes by their environment, which others see
+		// as it was when the process started.
 		cmd.Script, cmd.Args = "", append([]string{"/bin/sh", "-c", script, "sh"}, args...)
 	}
 	out, exit, err := en.Host.Capture(ctx, cmd, sshrun.MaxAnswer)
 	if err == nil && exit.Code != 0 {
+		text := Said(said.String(), exit)
 		if en.Failed != nil {
-			err = en.Failed(said.String())
+			err = en.Failed(text)
 		} else {
-			err = Failure(en.Host.Name(), "a step", said.String(), said.String())
+			err = Failure(en.Host.Name(), "a step", text, text)
 		}
 	}
 	return string(out), err
@@ -114,7 +115,7 @@ func (en *Engine) Command(ctx context.Context, c sshrun.Cmd) (sandboxer.Exit, er
 	return exit, done(err)
 }
 
-// with returns env beside the engine's own.
+// with returns env combined with the engine's own.
 func (en *Engine) with(env map[string]string) map[string]string {
 	all := map[string]string{}
 	maps.Copy(all, en.Env)

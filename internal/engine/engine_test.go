@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"bytes"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -43,16 +44,7 @@ var kinds = map[string]func(t testing.TB) (image string, env []string){
 	},
 }
 
-// here is an engine on this machine, by its socket; there the same, over SSH.
-func here(_ testing.TB, program string, env []string) *Engine {
-	en := &Engine{Program: program, Host: Local{}, Env: map[string]string{}}
-	for _, kv := range env {
-		k, v, _ := strings.Cut(kv, "=")
-		en.Env[k] = v
-	}
-	return en
-}
-
+// there is an engine on another machine, over SSH: this one in truth.
 func there(t testing.TB, program string, env []string) *Engine {
 	t.Helper()
 	s := sshtest.Start(t, sshtest.Options{Silent: true, Env: env})
@@ -102,7 +94,7 @@ func (r *rig) try(stdin io.Reader, args ...string) (string, error) {
 // start starts a container of a service of the sandbox, and returns its ID.
 func (r *rig) start(t testing.TB, service string, more ...string) string {
 	t.Helper()
-	args := append([]string{"run", "-d", "--label", LabelName + "=" + r.name, "--label", LabelOwner + "=" + r.name, "--label", LabelService + "=" + service}, more...)
+	args := append([]string{"run", "-d", "--name", r.name + "-" + service + "-" + rand.Text(), "--label", LabelName + "=" + r.name, "--label", LabelOwner + "=" + r.name, "--label", LabelService + "=" + service}, more...)
 	if !slices.Contains(more, r.image) && !slices.Contains(more, "--") {
 		args = append(args, r.image, "sleep", "86400")
 	}
@@ -111,18 +103,16 @@ func (r *rig) start(t testing.TB, service string, more ...string) string {
 	return id
 }
 
-// everywhere runs a test with each engine, here and over SSH.
+// everywhere runs a test with each engine, over SSH.
 func everywhere(t *testing.T, test func(t *testing.T, r *rig)) {
 	for kind, start := range kinds {
-		for place, open := range map[string]func(testing.TB, string, []string) *Engine{"here": here, "ssh": there} {
-			t.Run(kind+"/"+place, func(t *testing.T) {
-				t.Parallel()
-				image, env := start(t)
-				r := &rig{Engine: open(t, kind, env), image: image, env: env, dir: t.TempDir(), name: strings.ToLower(strings.ReplaceAll(fmt.Sprintf("sbx-%s-g%d", t.Name(), time.Now().UnixNano()), "/", "-"))}
-				r.Log = slog.New(slog.NewTextHandler(t.Output(), nil))
-				test(t, r)
-			})
-		}
+		t.Run(kind+"/ssh", func(t *testing.T) {
+			t.Parallel()
+			image, env := start(t)
+			r := &rig{Engine: there(t, kind, env), image: image, env: env, dir: t.TempDir(), name: strings.ToLower(strings.ReplaceAll(fmt.Sprintf("sbx-%s-g%d", t.Name(), time.Now().UnixNano()), "/", "-"))}
+			r.Log = slog.New(slog.NewTextHandler(t.Output(), nil))
+			test(t, r)
+		})
 	}
 }
 
@@ -149,8 +139,8 @@ func waitFor(t testing.TB, what string, f func() bool) {
 	}
 }
 
-// Containers of a sandbox are found by its label, described, paused and listed; what the label is not on
-// is nobody's.
+// Containers of a sandbox are found by its label, described, paused and listed; containers without the label
+// belong to no sandbox.
 func TestContainers(t *testing.T) {
 	everywhere(t, func(t *testing.T, r *rig) {
 		ctx := t.Context()
@@ -223,7 +213,7 @@ func TestContainers(t *testing.T) {
 }
 
 // A command in a container does what one here does: streams, status, environment, directory,
-// user, bytes that are no text; and what cannot be started is told from what failed.
+// user, bytes that are no text; and a command that cannot be started is distinguished from one that failed.
 func TestExec(t *testing.T) {
 	everywhere(t, func(t *testing.T, r *rig) {
 		id := r.start(t, "web", "-w", "/work")
@@ -267,7 +257,7 @@ func TestExec(t *testing.T) {
 		}
 
 		r.do(t, "kill", id)
-		waitFor(t, "its end", func() bool { return r.do(t, "inspect", "--format", "{{.State.Running}}", id) == "false" })
+		waitFor(t, "its end", func() bool { return r.do(t, "inspect", "--format", "{{.State.Status}}", id) == "exited" }) // Podman says stopped for a moment
 		var ended *EndedError
 		if _, _, _, err := r.run(t, id, sh("true")); !errors.As(err, &ended) || ended.Status != "exited" || sandboxer.KindOf(err) != sandboxer.NotFound {
 			t.Errorf("in one that ended: %v", err)
@@ -555,8 +545,8 @@ func echo(c io.ReadWriter) (string, error) {
 	return string(b[:n]), err
 }
 
-// What containers use is measured together; what was killed for memory is told from what was
-// killed otherwise.
+// The use of containers is measured together; a kill for memory is distinguished from
+// other kills.
 func TestStats(t *testing.T) {
 	everywhere(t, func(t *testing.T, r *rig) {
 		id := r.start(t, "web", "--memory", "48m", "--memory-swap", "48m")
@@ -589,12 +579,12 @@ func TestStats(t *testing.T) {
 	})
 }
 
-// An engine that is not there is told from one that hangs, and from a host that is away.
+// An engine that is not there is distinguished from one that hangs, and from a host that is away.
 func TestEngineAwayOrHung(t *testing.T) {
 	image, env := kinds["docker"](t)
-	en := here(t, "docker", env)
+	en := there(t, "docker", env)
 	r := &rig{Engine: en, image: image, env: env, name: fmt.Sprintf("sbx-hung-g%d", time.Now().UnixNano())}
-	en.Watch = NewWatch(t.Context(), WatchOptions{Program: "docker", Env: en.Env, Name: "localhost", Host: func() (Host, error) { return Local{}, nil }, Every: time.Second})
+	en.Watch = NewWatch(t.Context(), WatchOptions{Program: "docker", Env: en.Env, Name: "localhost", Host: func() (Host, error) { return en.Host, nil }, Every: time.Second})
 	defer en.Watch.Close()
 	id := r.start(t, "web")
 	began := newBeginning()
@@ -623,7 +613,7 @@ func TestEngineAwayOrHung(t *testing.T) {
 		return err == nil && !strings.Contains(out, "sleep 8362")
 	})
 
-	away := here(t, "docker", []string{"DOCKER_HOST=unix://" + filepath.Join(t.TempDir(), "none")})
+	away := there(t, "docker", []string{"DOCKER_HOST=unix://" + filepath.Join(t.TempDir(), "none")})
 	if _, _, err := away.Containers(t.Context(), "x"); !errors.Is(err, ErrAbsent) || sandboxer.KindOf(err) != sandboxer.Unavailable {
 		t.Errorf("an engine that is not there: %v", err)
 	}

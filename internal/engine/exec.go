@@ -23,22 +23,22 @@ var ErrNotFound = errors.New("the container is not there")
 // ErrPaused is the cause of Exec's error when the container is frozen.
 var ErrPaused = errors.New("the container is paused")
 
-// An EndedError is the cause of Exec's error when what the container was made for does not run.
+// An EndedError is the cause of Exec's error when the container's main process does not run.
 type EndedError struct{ Status string } // exited, created, …
 
 func (e *EndedError) Error() string { return "the container is " + e.Status }
 
-// exhaustedTime is how long a command is tried again that found no process left to start with.
+// exhaustedTime is how long a command is retried that could not start because no process was left.
 const exhaustedTime = 5 * time.Second
 
 // Exec runs a command in a container, as sandboxer.Execer describes: a non-zero exit is
-// a result, 127 is a command that is not there and 126 one that cannot be executed, and when ctx
-// ends the command is killed with what it started. What is killed is found by its environment and by a
-// tag; that takes a shell and grep inside, or an account that may kill it from the host.
+// a result, 127 is a command that does not exist and 126 one that cannot be executed, and when ctx
+// ends the command is killed with what it started. Exec finds processes to kill by their environment and by a
+// tag; that takes a shell and grep inside, or an account that may kill them from the host.
 //
-// cmd.Service is not looked at. NotFound: the container is not there (ErrNotFound) or
+// Exec ignores cmd.Service. NotFound: the container is not there (ErrNotFound) or
 // does not run (*EndedError). Conflict: it is paused (ErrPaused). Exhausted: it has no process left. Invalid: the user or the
-// directory is not there. Unavailable: the engine is not there, or hangs (ErrHangs).
+// directory does not exist. Unavailable: the engine is not there, or hangs (ErrHangs).
 func (en *Engine) Exec(ctx context.Context, id string, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
 	for end := time.Now().Add(exhaustedTime); ; {
 		within, done, err := en.Watch.Attend(ctx)
@@ -47,8 +47,8 @@ func (en *Engine) Exec(ctx context.Context, id string, cmd sandboxer.Cmd) (sandb
 		}
 		exit, err := en.exec(within, id, cmd)
 		err = done(err)
-		// A sandbox that has all its processes may have one less soon. Nothing ran yet, and no
-		// input was taken.
+		// A sandbox that uses all its processes may have a free one soon. Nothing ran yet, and no
+		// input was read.
 		if sandboxer.KindOf(err) != sandboxer.Exhausted || cmd.Stdin != nil || cmd.TTY != nil || !time.Now().Before(end) {
 			return exit, err
 		}
@@ -99,7 +99,7 @@ func (en *Engine) exec(ctx context.Context, id string, cmd sandboxer.Cmd) (exit 
 	}
 	if ctx.Err() != nil {
 		en.killCommand(ctx, id, cookie)
-		// Somebody who does not take the output must not keep this from returning.
+		// A caller that does not read the output must not keep this from returning.
 		select {
 		case e := <-ended:
 			err = e.err
@@ -126,7 +126,7 @@ func (en *Engine) exec(ctx context.Context, id string, cmd sandboxer.Cmd) (exit 
 		if err := en.State(ctx, id); err != nil {
 			return sandboxer.Exit{}, err
 		}
-		return sandboxer.Exit{}, sandboxer.E(sandboxer.Unavailable, nil, "container %s takes no command, and runs", id)
+		return sandboxer.Exit{}, sandboxer.E(sandboxer.Unavailable, nil, "container %s runs, but the engine starts no command in it", id)
 	case errors.As(err, &refused):
 		return refused.Exit(cmd), nil
 	case err != nil:
@@ -140,7 +140,7 @@ func (en *Engine) exec(ctx context.Context, id string, cmd sandboxer.Cmd) (exit 
 	return exit, nil
 }
 
-// execArgs is the engine's program with what has it run cmd in the container id, known by cookie, and
+// execArgs is the engine's program with the arguments that run cmd in the container id, marked by cookie, and
 // the program's environment.
 func (en *Engine) execArgs(id, cookie string, stdin bool, cmd sandboxer.Cmd) (args []string, env map[string]string) {
 	args = []string{en.Program, "exec"}
@@ -169,9 +169,9 @@ func (en *Engine) execArgs(id, cookie string, stdin bool, cmd sandboxer.Cmd) (ar
 	return append(args, carried(cmd.Args)...), env
 }
 
-// carried returns args in a form that reaches a container as it is. An engine's API is
-// JSON, in which bytes that are no UTF-8 become something else; a shell inside makes them
-// out of what printf's %b reads.
+// carried returns args in a form that reaches a container unchanged. An engine's API is
+// JSON, which changes bytes that are not UTF-8; a shell inside restores them
+// with printf's %b.
 func carried(args []string) []string {
 	if !slices.ContainsFunc(args, func(a string) bool { return !utf8.ValidString(a) }) {
 		return args
@@ -191,7 +191,7 @@ func carried(args []string) []string {
 	return out
 }
 
-// State is nil for a container that runs, and otherwise tells why no command can run in it, as
+// State is nil for a container that runs, and otherwise says why no command can run in it, as
 // Exec does.
 func (en *Engine) State(ctx context.Context, id string) error {
 	out, err := en.Script(ctx, nil, nil, `"$1" inspect --format '{{.State.Status}} {{.State.Paused}}' "$2" 2>/dev/null || "$1" version >/dev/null`, en.Program, id)
@@ -201,12 +201,12 @@ func (en *Engine) State(ctx context.Context, id string) error {
 	case strings.Contains(out, "paused") || strings.Contains(out, "true"):
 		return sandboxer.E(sandboxer.Conflict, ErrPaused, "container %s is paused", id)
 	case strings.TrimSpace(out) == "":
-		return sandboxer.E(sandboxer.NotFound, ErrNotFound, "there is no container %s any more", id)
+		return sandboxer.E(sandboxer.NotFound, ErrNotFound, "container %s no longer exists", id)
 	}
 	status := strings.Fields(out)[0]
 	if status == "running" {
 		return nil
 	}
 	ended := &EndedError{status}
-	return sandboxer.E(sandboxer.NotFound, ended, "what container %s was made for has ended (%s)", id, ended.Status)
+	return sandboxer.E(sandboxer.NotFound, ended, "the main program of container %s has ended (%s)", id, ended.Status)
 }

@@ -1,8 +1,9 @@
 package engine
 
 import (
+	"cmp"
 	"errors"
-	"io"
+	"fmt"
 	"slices"
 	"strings"
 
@@ -11,7 +12,7 @@ import (
 )
 
 // ErrAbsent is the cause of errors that say that the engine is not there: its program could
-// not connect to it. What was found out about its host may not be so any more.
+// not connect to it. Cached facts about its host may be outdated.
 var ErrAbsent = errors.New("the engine is not there")
 
 // absent is ErrAbsent in the program's words.
@@ -20,14 +21,14 @@ type absent string
 func (a absent) Error() string        { return string(a) }
 func (a absent) Is(target error) bool { return target == ErrAbsent }
 
-// Failure is the error of a program that was to do what on a host, with an engine, and ended
-// badly. said is all that it said, reason what counts of it.
+// Failure is the error of a program that was to do what on a host, with an engine, and
+// failed. said is its whole output, reason the relevant part.
 func Failure(host, what, said, reason string) *sandboxer.Error {
 	said = strings.ToLower(said)
 	says := func(words ...string) bool {
 		return slices.ContainsFunc(words, func(w string) bool { return strings.Contains(said, w) })
 	}
-	text := OneLine(reason)
+	text := cmp.Or(OneLine(reason), "it gave no reason")
 	switch {
 	case says("no space left on device", "disk quota exceeded", "wrote only "): // as the kernel says it, and as tar does
 		return sandboxer.E(sandboxer.Exhausted, errors.New(text), "the disk of host %s is full", host).
@@ -39,12 +40,20 @@ func Failure(host, what, said, reason string) *sandboxer.Error {
 	}
 	failed := sandboxer.E(sandboxer.Failed, errors.New(text), "%s on host %s failed: %s", what, host, text)
 	if says("dial tcp: lookup", "pull access denied", "manifest unknown", "manifest for ", "toomanyrequests") { // as engines say it when they want an image
-		return failed.WithHint("it is the engine of host %s that gets images: does it reach that registry, and may the account there? docker load or podman load puts one there beforehand", host)
+		return failed.WithHint("the engine of host %s pulls images: check that it reaches the registry, and that its account may pull there; or load the image there first (docker load, podman load)", host)
 	}
 	return failed
 }
 
-// OneLine is the end of what a program said, on one line that moves no cursor.
+// Said returns a program's output before it failed with exit, or, without output, how it ended.
+func Said(said string, exit sandboxer.Exit) string {
+	if strings.TrimSpace(said) != "" {
+		return said
+	}
+	return fmt.Sprintf("it exited with code %d and gave no reason", exit.Code)
+}
+
+// OneLine is the end of a program's output, on one line that moves no cursor.
 func OneLine(said string) string {
 	lines := strings.FieldsFunc(sshrun.Plain(said), func(r rune) bool { return r == '\n' || r == '\r' })
 	if len(lines) > 4 {
@@ -65,18 +74,5 @@ func OneLine(said string) string {
 	return text
 }
 
-// Last returns a writer that keeps in b the end of what is written: 16 KiB at least, 32 KiB at
-// most.
-func Last(b *strings.Builder) io.Writer { return &last{b} }
-
-type last struct{ b *strings.Builder }
-
-func (l *last) Write(p []byte) (int, error) {
-	l.b.Write(p)
-	if l.b.Len() > 32<<10 {
-		s := l.b.String()
-		l.b.Reset()
-		l.b.WriteString(s[len(s)-16<<10:])
-	}
-	return len(p), nil
-}
+// MaxSaid is how much of a program's output is kept, in bytes, where Failure is to find a reason in it.
+const MaxSaid = 16 << 10

@@ -21,7 +21,7 @@ type Image struct {
 	Config  struct{ Labels map[string]string }
 }
 
-// ImagesScript prints the images that the options "$@" (--filter …) leave, for ParseImages, and of
+// ImagesScript prints the images that the options "$@" (--filter …) select, for ParseImages, and
 // at most $most of them. $engine is the engine's program.
 const ImagesScript = `
 ids=$("$engine" images -q --no-trunc "$@" | sort -u | head -n "$most") || exit
@@ -36,11 +36,11 @@ func ParseImages(said string) (list []Image, err error) {
 	return list, err
 }
 
-// maxImages is of how many images one look tells.
+// maxImages bounds the images in one listing.
 const maxImages = 2000
 
-// HasLabels reports whether i has all labels with their values. Podman 4 takes an image for
-// fitting that has one of several labels asked for, so whoever asks for more than one looks again.
+// HasLabels reports whether i has all labels with their values. Podman 4 also lists images that
+// have only one of several requested labels, so a caller that filters by more than one must check again.
 func (i Image) HasLabels(labels map[string]string) bool {
 	for name, value := range labels {
 		if have, ok := i.Config.Labels[name]; !ok || have != value {
@@ -73,7 +73,7 @@ func (en *Engine) Import(ctx context.Context, root io.Reader, labels map[string]
 	args := []string{en.Program}
 	for _, k := range slices.Sorted(maps.Keys(labels)) {
 		if strings.ContainsAny(k+labels[k], " \t\n\"'\\$=") {
-			return "", sandboxer.E(sandboxer.Internal, nil, "the label %q of an image has a character that it cannot have", k)
+			return "", sandboxer.E(sandboxer.Internal, nil, "the label %q of an image contains a character that is not allowed", k)
 		}
 		args = append(args, "-c", "LABEL "+k+"="+labels[k]) // Podman takes one at a time
 	}

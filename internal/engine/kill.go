@@ -12,16 +12,16 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/sshrun"
 )
 
-// inContainer runs a script of sshrun's for marked processes, with what a command is known by, in
-// a container.
+// inContainer runs one of sshrun's scripts for marked processes in a container, with the command's
+// cookie.
 func (en *Engine) inContainer(ctx context.Context, id, script, cookie string, more ...string) (sandboxer.Exit, error) {
 	args := append([]string{en.Program, "exec", "-u", "0", id, "sh", "-c", script, "sh", procs.ExecVar, cookie, marked.Tag(cookie)}, more...)
 	return en.Host.Ask(ctx, sshrun.Cmd{Args: args, Env: en.Env})
 }
 
-// killCommand ends what a command started, inside; where there is no shell inside, or an engine
-// that does not answer, from the host, which works if the account there may. What an engine
-// could not be asked it is asked when it answers again.
+// killCommand ends what a command started, inside. If there is no shell inside, or the engine
+// does not answer, it does so from the host, which works if the account has the right. If the engine
+// could not be asked, it is asked when it answers again.
 func (en *Engine) killCommand(ctx context.Context, id, cookie string) {
 	inside := func(ctx context.Context) (sandboxer.Exit, error) {
 		return en.inContainer(ctx, id, marked.Kill, cookie)
@@ -44,7 +44,7 @@ func (en *Engine) killCommand(ctx context.Context, id, cookie string) {
 		err = limited(func(ctx context.Context) error { return en.Host.Kill(ctx, procs.ExecVar, cookie) })
 	}
 	if err != nil {
-		en.log().Warn("a command that was given up may still run", "container", id, "err", err)
+		en.log().Warn("an abandoned command may still run", "container", id, "err", err)
 	}
 }
 

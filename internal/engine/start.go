@@ -15,7 +15,7 @@ import (
 var openings = []string{"OCI runtime exec failed", "unable to find user ", "Error response from daemon: ", "Error: ", "unable to start container process", "unable to upgrade to tcp",
 	"Cannot connect to the Docker daemon", "failed to connect to the docker API", "Cannot connect to Podman"}
 
-// refusal tells an engine's failure to start the command called name from what a command did.
+// refusal distinguishes an engine's failure to start the command called name from the command's own.
 func refusal(name string, exit sandboxer.Exit, said, dir, user string) error {
 	if said == "" || exit.Code != 1 && exit.Code != 125 && exit.Code != 126 && exit.Code != 127 && exit.Code != 255 {
 		return nil
@@ -32,16 +32,16 @@ func refusal(name string, exit sandboxer.Exit, said, dir, user string) error {
 	case has("no such container", "no container with", "is not running", "is paused", "only create exec sessions on running", "container state improper"):
 		return ErrNotFound
 	case has("unable to find user", "no matching entries in passwd", "unable to find group"):
-		return sandboxer.E(sandboxer.Invalid, nil, "there is no user %q inside", user)
+		return sandboxer.E(sandboxer.Invalid, nil, "there is no user %q in the sandbox", user)
 	case oci && has("chdir to cwd", "workdir"):
-		return sandboxer.E(sandboxer.Invalid, nil, "%s is not a directory inside that can be entered", dir)
+		return sandboxer.E(sandboxer.Invalid, nil, "%s is not a directory of the sandbox, or its user may not enter it", dir)
 	}
 	if se := sandboxer.StartErrorOf(name, errors.New(said)); oci && se != nil {
 		return se
 	}
 	switch {
 	case oci && has("resource temporarily unavailable", "cannot fork", "try again", "read init-p", "errno 11", "newosproc"):
-		return sandboxer.E(sandboxer.Exhausted, errors.New(said), "the sandbox has no process left to start a command with")
+		return sandboxer.E(sandboxer.Exhausted, errors.New(said), "the sandbox has reached its limit of processes, and cannot start a command")
 	case oci && has("procready", "broken pipe", "unexpected eof", "cannot allocate", "cgroup"):
 		return ErrNotFound // it ended just then
 	}
@@ -50,7 +50,7 @@ func refusal(name string, exit sandboxer.Exit, said, dir, user string) error {
 
 var errWriter = errors.New("the output could not be written")
 
-// A guard passes on what is written to it, but for an opening line that may be the
+// A guard passes on what is written to it, except an opening line that may be the
 // engine's message instead of the command's: that waits until more comes or all ends.
 type guard struct {
 	w      io.Writer

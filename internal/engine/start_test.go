@@ -9,7 +9,7 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// What engines say when they cannot start a command is told from what a command did.
+// Engines' messages about a command that cannot start are distinguished from a command's own.
 func TestExitOf(t *testing.T) {
 	const oci = "OCI runtime exec failed: exec failed: unable to start container process: "
 	for said, want := range map[string]struct {
@@ -78,8 +78,8 @@ func TestGuard(t *testing.T) {
 	}
 }
 
-// Values of variables are in no list of processes, but for those that would tell the
-// engine's program what to do.
+// Values of variables are in no list of processes, except those that would direct the
+// engine's program.
 func TestVariables(t *testing.T) {
 	env := map[string]string{"DOCKER_HOST": "unix:///ours"}
 	args := Variables("-e", map[string]string{"TOKEN": "secret", "DOCKER_HOST": "theirs", "PATH": "/bin", "ld_preload": "x", "HTTP_PROXY": "p"}, env)

@@ -22,7 +22,7 @@ done <"/proc/$p/cgroup"
 exit 0`
 
 // KilledForMemory reports whether more processes of a container were killed for memory
-// than when it was asked last.
+// than at the last call.
 func (en *Engine) KilledForMemory(ctx context.Context, id string) bool {
 	out, err := en.Script(ctx, nil, nil, oomKillCount, en.Program, id)
 	if err != nil {
@@ -44,7 +44,7 @@ func (en *Engine) KilledForMemory(ctx context.Context, id string) bool {
 	return more
 }
 
-// measure prints, for every process that is named, what its control groups say: cpu
+// measure prints, for every named process, the values of its control groups: cpu
 // (nanoseconds), memory, pids, and the octets of its network. $1: directory to size, or "".
 const measure = `
 [ -z "$1" ] || echo "disk $(du -sk -- "$1" 2>/dev/null | cut -f1)"; shift
@@ -66,8 +66,8 @@ for p; do
 done
 exit 0`
 
-// Stats returns what containers use together, and what the directory dir of the host takes;
-// "" is none. What a host does not tell is negative.
+// Stats returns what containers use together, and the size of the directory dir of the host;
+// "" is none. Values that a host does not report are negative.
 func (en *Engine) Stats(ctx context.Context, list []Container, dir string) (st sandboxer.Stats, err error) {
 	args := []string{dir}
 	for _, c := range list {

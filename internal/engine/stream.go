@@ -11,8 +11,8 @@ import (
 )
 
 // Stream starts a command in a container, which must have a shell, and returns its standard
-// input and output as a connection. cmd has no streams, terminal or signals of its own; how it
-// ends is not told. The command outlives ctx; Close of the connection ends the engine's program and closes the
+// input and output as a connection. cmd has no streams, terminal or signals of its own, and how it
+// ends is not reported. The command outlives ctx; Close of the connection ends the engine's program and closes the
 // command's input, by which it must know that it is to end. CloseWrite closes the input alone. Failed: the
 // command could not be started. Unavailable: the engine is not there, or hangs (ErrHangs).
 func (en *Engine) Stream(ctx context.Context, id string, cmd sandboxer.Cmd) (net.Conn, error) {
@@ -29,8 +29,8 @@ func (en *Engine) Stream(ctx context.Context, id string, cmd sandboxer.Cmd) (net
 	}
 	env := en.with(nil)
 	args = append(args, Variables("-e", cmd.Env, env)...)
-	// An engine that cannot start the program says so in the stream. What comes after
-	// the mark is the stream's own.
+	// An engine that cannot start the program says so in the stream. Everything after
+	// the mark belongs to the stream.
 	args = append(args, id, "sh", "-c", `printf '\006'; exec "$@"`, "sh")
 	c, err := agent.DialCommand(within, func(ctx context.Context, args []string, in io.Reader, out, errs io.Writer) (sandboxer.Exit, error) {
 		_, err := en.Host.Run(ctx, sshrun.Cmd{Args: args, Env: env, Stdin: in, Stdout: out, Stderr: errs})

@@ -8,7 +8,7 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// hangUp is the input of a terminal that nobody types at: an end, once the terminal is
+// hangUp is the input of a terminal without a user: an end, once the terminal is
 // there to take it, again and again.
 type hangUp struct {
 	ctx  context.Context
@@ -25,9 +25,9 @@ func (r hangUp) Read(p []byte) (int, error) {
 	return 1, nil
 }
 
-// repeatFirstSizes passes sizes of a terminal on, those of its beginning more than once. The engine's
-// command heeds changes only after it has told the engine the first size, and a terminal
-// in a browser has its true size just then.
+// repeatFirstSizes passes sizes of a terminal on, the first ones more than once. The engine's
+// command notices changes only after it has sent the first size to the engine, and just then
+// a terminal in a browser gets its true size.
 func repeatFirstSizes(ctx context.Context, sizes <-chan sandboxer.WinSize) <-chan sandboxer.WinSize {
 	to := make(chan sandboxer.WinSize)
 	go func() {
@@ -55,7 +55,7 @@ func repeatFirstSizes(ctx context.Context, sizes <-chan sandboxer.WinSize) <-cha
 				other := last // what does not change is not heeded
 				other.Rows++
 				send(other)
-				select { // nor what is changed back before anybody looks
+				select { // nor one that is changed back before it is read
 				case <-time.After(sizeSeen):
 				case <-ctx.Done():
 				}

@@ -13,15 +13,15 @@ import (
 )
 
 const (
-	// WatchEvery is how often an engine of which something is awaited, and nothing heard, is
+	// WatchEvery is how often an engine that a call waits for, and that is silent, is
 	// asked whether it is there, and how long it may take to answer that.
 	WatchEvery = 5 * time.Second
-	// watchMisses is how many times in a row it does not answer before calls that need it
-	// end. It is more than one for a host, or a broker, that stood still.
+	// watchMisses is how many times in a row it must fail to answer before calls that need it
+	// end. It is more than one because the host, or the broker, may have been paused.
 	watchMisses = 3
 	// recheckTime is how long a call waits for a sign of an engine that did not answer.
 	recheckTime = 2 * time.Second
-	// maxOwed bounds what waits for an engine; every sandbox is ended sooner or later anyway.
+	// maxOwed bounds the work that waits for an engine; every sandbox is ended sooner or later anyway.
 	maxOwed = 1024
 )
 
@@ -29,8 +29,8 @@ const (
 var ErrHangs = errors.New("the engine hangs")
 
 // A Watch watches an engine while calls that need it are under way, so that they end when
-// it hangs. How long a call takes says nothing: an engine may have an image of gigabytes to
-// unpack. The host itself is the Host's business. Podman has no process that could hang, and is not
+// it hangs. The duration of a call proves nothing: an engine may have an image of gigabytes to
+// unpack. The Host watches the host itself. Podman has no process that could hang, and is not
 // watched: the methods of a nil Watch do nothing.
 type Watch struct {
 	o    WatchOptions
@@ -39,7 +39,7 @@ type Watch struct {
 
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
-	work   sync.WaitGroup // what is done for nobody who waits
+	work   sync.WaitGroup // work for callers that do not wait
 
 	mu       sync.Mutex
 	calls    map[*call]struct{}
@@ -62,19 +62,19 @@ type WatchOptions struct {
 	Log     *slog.Logger         // nil for none
 }
 
-// NewWatch returns a watch that has nothing to do yet. What it does by itself ends with ctx.
+// NewWatch returns a watch that has nothing to do yet. Its own work in the background ends with ctx.
 func NewWatch(ctx context.Context, o WatchOptions) *Watch {
 	if o.Every == 0 {
 		o.Every = WatchEvery
 	}
 	w := &Watch{o: o, log: logger(o.Log, o.Name)}
 	w.hung = sandboxer.E(sandboxer.Unavailable, ErrHangs, "the engine (%s) on host %s does not answer", o.Program, o.Name).
-		WithHint("it is tried again, and what runs there goes on; look at the engine on that host: %s info", o.Program)
+		WithHint("the server tries again, and what runs there continues to run; check the engine on that host: %s info", o.Program)
 	w.ctx, w.cancel = context.WithCancel(ctx)
 	return w
 }
 
-// Close ends what is being done of what was owed, and waits for that.
+// Close cancels owed work that is under way, and waits until that has ended.
 func (w *Watch) Close() {
 	w.mu.Lock() // nothing begins any more
 	w.cancel()
@@ -89,7 +89,7 @@ type call struct {
 }
 
 // Attend returns ctx that also ends when the engine does not answer. done must be called with the
-// error of the call, and returns what the call is to answer: in that case an error with
+// error of the call, and returns the error for the caller: in that case one with
 // ErrHangs as its cause.
 func (w *Watch) Attend(ctx context.Context) (_ context.Context, done func(error) error, err error) {
 	if w == nil {
@@ -123,7 +123,7 @@ func (w *Watch) Attend(ctx context.Context) (_ context.Context, done func(error)
 	}, nil
 }
 
-// Recheck fails if the engine did not answer, and does not now.
+// Recheck fails if the engine did not answer before and still does not.
 func (w *Watch) Recheck(ctx context.Context) error {
 	if w.Hangs() {
 		if err := w.check(ctx, min(recheckTime, w.o.Every)); err == w.hung {
@@ -133,7 +133,7 @@ func (w *Watch) Recheck(ctx context.Context) error {
 	return nil
 }
 
-// Hangs reports whether the engine did not answer.
+// Hangs reports whether the engine failed to answer.
 func (w *Watch) Hangs() bool {
 	if w == nil {
 		return false
@@ -163,7 +163,7 @@ func (w *Watch) Answered() {
 	}
 }
 
-// Hung notes that the engine had its time to answer, and returns the error that says so.
+// Hung notes that the engine did not answer in time, and returns the error that says so.
 func (w *Watch) Hung() error {
 	w.mu.Lock()
 	first := w.since.IsZero()
@@ -177,9 +177,9 @@ func (w *Watch) Hung() error {
 	return w.hung
 }
 
-func (w *Watch) warn() { w.log.Warn("an engine does not answer; calls that need it end") }
+func (w *Watch) warn() { w.log.Warn("an engine does not answer; calls that need it fail") }
 
-// Owe has f done once the engine answers again. f is given 10 seconds.
+// Owe has f called once the engine answers again. f gets 10 seconds.
 func (w *Watch) Owe(f func(context.Context) error) {
 	if w == nil {
 		return
@@ -192,7 +192,7 @@ func (w *Watch) Owe(f func(context.Context) error) {
 	w.owed = append(w.owed, f)
 }
 
-// do does what was owed to the engine.
+// do does the owed work.
 func (w *Watch) do(owed []func(context.Context) error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -209,14 +209,14 @@ func (w *Watch) do(owed []func(context.Context) error) {
 			case w.Hangs():
 				w.Owe(f)
 			case w.ctx.Err() == nil:
-				w.log.Warn("what was owed to an engine that did not answer could not be done", "err", err)
+				w.log.Warn("cleanup that waited for an engine to answer failed", "err", err)
 			}
 		}
 	})
 }
 
 // answering exits with 0 if the engine $1 answers within $2 seconds, with 124 if it does
-// not. It may say that it is not there: that is an answer.
+// not. "The engine is not there" is an answer, too.
 const answering = `
 "$1" version >/dev/null 2>&1 & p=$!
 i=0
@@ -226,8 +226,8 @@ while kill -0 $p 2>/dev/null; do
 done
 exit 0`
 
-// ask asks the engine whether it is there. w.hung: it does not answer, by the word of its host;
-// any other error says nothing of the engine.
+// ask asks the engine whether it is there. w.hung: according to its host, it does not answer;
+// any other error says nothing about the engine.
 func (w *Watch) ask(ctx context.Context) error {
 	h, err := w.o.Host()
 	if err != nil {
@@ -240,7 +240,7 @@ func (w *Watch) ask(ctx context.Context) error {
 	return err
 }
 
-// check asks the engine whether it is there, once for all who want to know, and waits for
+// check asks the engine whether it is there, once for all concurrent callers, and waits for
 // an answer as long as limit.
 func (w *Watch) check(ctx context.Context, limit time.Duration) error {
 	w.mu.Lock()
@@ -294,15 +294,15 @@ func (w *Watch) tick() {
 	w.mu.Unlock()
 	var err error
 	if quiet > w.o.Every/2 {
-		err = w.check(context.Background(), 4*w.o.Every) // it ends by itself
+		err = w.check(context.Background(), 4*w.o.Every) // it has its own end
 	}
 	if first := w.tell(err); first {
 		w.warn()
 	}
 }
 
-// tell tells the calls under way what came of asking the engine. first: they are the
-// first that end for want of an answer.
+// tell passes the result of asking the engine to the calls under way. first: they are the
+// first that end because it did not answer.
 func (w *Watch) tell(err error) (first bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -329,5 +329,5 @@ func (w *Watch) tell(err error) (first bool) {
 	return true
 }
 
-// killTime bounds what is done for nobody who waits any more.
+// killTime bounds work for callers that do not wait any more.
 const killTime = 10 * time.Second

@@ -51,8 +51,8 @@ func hanging(hung *atomic.Bool) (h fakeHost, asked *atomic.Int32) {
 	}}, asked
 }
 
-// A call that needs an engine that hangs ends after three unanswered questions, and is told so
-// before; later ones end soon, until it answers, when what was owed to it is done.
+// A call that needs an engine that hangs ends after three unanswered questions, with a warning
+// before; later ones end soon, until it answers, when owed work is done.
 func TestWatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var hung atomic.Bool

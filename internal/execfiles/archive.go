@@ -1,7 +1,6 @@
 package execfiles
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -9,14 +8,15 @@ import (
 	"strings"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/capture"
 )
 
 // Archive is a sandboxer.Archiver for backends that can only run commands. It needs a
 // POSIX shell, find, mkdir, rm, rmdir and tar inside, as GNU or busybox have them.
 type Archive struct{ Exec sandboxer.Execer }
 
-// A tar that meets a file which changes ends with 1 (GNU); what it says is looked at.
-// What is the kernel's is not archived, neither by whatever path nor below the directory.
+// If a file changes while tar reads it, tar exits with 1 (GNU), so its output is checked.
+// Files of the kernel are not archived, neither by whatever path nor below the directory.
 const archiveScript = ours + `ours "$1"
 [ -e "$1" ] || exit 44
 [ -d "$1" ] || exit 46
@@ -36,14 +36,14 @@ func (a Archive) Archive(ctx context.Context, h sandboxer.Handle, dir string, w 
 	defer cancel(nil)
 	out := &sink{w: w, failed: cancel}
 	err := a.run(ctx, h, sandboxer.Cmd{Stdout: out}, dir, archiveScript)
-	if out.err != nil { // the command may have been told nothing of it
+	if out.err != nil { // the command may not know of it
 		return sandboxer.E(cmp.Or(kindIfKnown(out.err), sandboxer.Unavailable), out.err, "the archive of %s could not be written", called(dir))
 	}
 	return err
 }
 
-// Directories are emptied from below, those of other file systems left alone, so that
-// what is mounted in the workspace keeps its content.
+// Directories are emptied from below. Other file systems are left alone, so that
+// mounts in the workspace keep their content.
 const unarchiveScript = ours + `ours "$1"
 [ -e "$1" ] && [ ! -d "$1" ] && exit 46
 command -v tar >/dev/null && command -v find >/dev/null || exit 48
@@ -54,7 +54,7 @@ exec tar -xpof -`
 
 // Unarchive implements sandboxer.Archiver.
 func (a Archive) Unarchive(ctx context.Context, h sandboxer.Handle, dir string, r io.Reader) error {
-	// An Execer may take a source that fails for one that ends.
+	// An Execer may take a failing source for one that ends.
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	src := &source{r: r, failed: cancel}
@@ -69,13 +69,13 @@ func called(dir string) string { return cmp.Or(dir, "the workspace") }
 
 // run runs a script on dir and gives its end a kind.
 func (a Archive) run(ctx context.Context, h sandboxer.Handle, cmd sandboxer.Cmd, dir, script string) error {
-	var stderr tail
+	stderr := &capture.Last{Max: 4 << 10}
 	cmd.Args = []string{"sh", "-c", script, "sh", cmp.Or(dir, ".")}
 	cmd.Env = map[string]string{"LC_ALL": "C"} // their messages are read below
 	if dir != "" {
 		cmd.Dir = "/"
 	}
-	cmd.Stderr = &stderr
+	cmd.Stderr = stderr
 	x, err := a.Exec.Exec(ctx, h, cmd)
 	if err != nil {
 		return err
@@ -96,8 +96,8 @@ func (a Archive) run(ctx context.Context, h sandboxer.Handle, cmd sandboxer.Cmd,
 		return sandboxer.E(sandboxer.Denied, nil, "%s is the kernel's, and no files: it is not archived", called(dir))
 	case exitDenied:
 		return sandboxer.E(sandboxer.Denied, nil, "%s may not be read inside the sandbox", called(dir))
-	case ExitNoTools, sandboxer.ExitNotExecutable, sandboxer.ExitNotFound:
-		return sandboxer.E(sandboxer.Unsupported, said, "the sandbox's image lacks the tools that archives take").
+	case exitNoTools, sandboxer.ExitNotExecutable, sandboxer.ExitNotFound:
+		return sandboxer.E(sandboxer.Unsupported, said, "the sandbox's image lacks the tools that archives need").
 			WithHint("use an image with sh, find and tar, such as one with busybox")
 	}
 	says := func(texts ...string) bool {
@@ -114,12 +114,12 @@ func (a Archive) run(ctx context.Context, h sandboxer.Handle, cmd sandboxer.Cmd,
 	case says("Permission denied", "Operation not permitted", "Read-only file system"):
 		return sandboxer.E(sandboxer.Denied, said, "a file in %s may not be touched inside the sandbox", called(dir))
 	case says("does not look like a tar", "Unexpected EOF", "short read", "invalid tar", "Skipping to next header", "bad header", "corrupted"):
-		return sandboxer.E(sandboxer.Invalid, said, "what should go into %s is not a whole tar archive", called(dir))
+		return sandboxer.E(sandboxer.Invalid, said, "the input for %s is not a whole tar archive", called(dir))
 	}
 	return sandboxer.E(sandboxer.Failed, said, "tar inside the sandbox ended with %d on %s", x.Code, called(dir))
 }
 
-// onlyChanged reports whether a tar had nothing to complain of but files that changed
+// onlyChanged reports whether all complaints of a tar are about files that changed
 // while they were read, which crash consistency allows.
 func onlyChanged(said string) bool {
 	for line := range strings.Lines(said) {
@@ -146,16 +146,3 @@ func (s *sink) Write(p []byte) (int, error) {
 	}
 	return n, err
 }
-
-// tail keeps the last few kilobytes of what is written to it.
-type tail struct{ b bytes.Buffer }
-
-func (t *tail) Write(p []byte) (int, error) {
-	t.b.Write(p)
-	if over := t.b.Len() - 4<<10; over > 0 {
-		t.b.Next(over)
-	}
-	return len(p), nil
-}
-
-func (t *tail) String() string { return t.b.String() }

@@ -1,9 +1,9 @@
-// Package fieldtest holds conversions to their word: whatever goes in comes out, field by
+// Package fieldtest tests that conversions are complete: every input field appears in the output, field by
 // field, or is named as withheld with the reason. So a field that is added and forgotten on
 // its way fails a test where it is forgotten.
 //
-// A field is named by its path: "Spec.Limits.PIDs", "Mounts[].Source" for a field of what a
-// list holds, "Ports[]" for what it holds, "Env[key]" and "Env[value]" for a map. Only
+// A field is named by its path: "Spec.Limits.PIDs", "Mounts[].Source" for a field of a list's
+// elements, "Ports[]" for the elements, "Env[key]" and "Env[value]" for a map. Only
 // exported fields count.
 package fieldtest
 
@@ -18,13 +18,13 @@ import (
 	"time"
 )
 
-// Withheld are fields that do not come through, each with the reason. A path stands for
-// everything below it as well. One that comes through after all, or does not exist, fails the
-// test as one that is forgotten does.
+// Withheld are fields that are not converted, each with the reason. A path stands for
+// everything below it as well. A field that is converted after all, or does not exist, fails the
+// test as a forgotten one does.
 type Withheld map[string]string
 
-// Values are two values for each of those fields that cannot have just any. A path may end in
-// a map or a list, of which it then is the whole value.
+// Values are two values for each field that cannot have just any. A path may end in
+// a map or a list; the value is then the whole map or list.
 type Values map[string][2]any
 
 // Fill returns a T with every field set: no two to the same, and lists with two elements.
@@ -35,7 +35,7 @@ func Fill[T any](values Values) T {
 	return v
 }
 
-// A Conversion is the way from an In to an Out.
+// A Conversion is a conversion from an In to an Out.
 type Conversion[In, Out any] struct {
 	Convert  func(In) Out
 	Values   Values
@@ -44,9 +44,9 @@ type Conversion[In, Out any] struct {
 	Unset Withheld
 }
 
-// Check converts a filled In, and one more for each of its fields with that one changed. It
-// fails for a field whose change shows nowhere in what comes out, or elsewhere than in the
-// field of its name, and for a field of what comes out that is not set.
+// Check converts a filled In, and one more for each of its fields with that field changed. It
+// fails for a field whose change shows nowhere in the result, or elsewhere than in the
+// field of its name, and for a field of the result that is not set.
 func (c Conversion[In, Out]) Check(t testing.TB) {
 	t.Helper()
 	used := map[string]bool{}
@@ -85,7 +85,7 @@ func (c Conversion[In, Out]) Check(t testing.TB) {
 	judge(t, "of the result is set by nothing", set(reflect.TypeFor[Out](), before), c.Unset)
 }
 
-// Same fails for each field of in that is another one in out.
+// Same fails for each field of in that differs in out.
 func Same[T any](t testing.TB, in, out T, withheld Withheld) {
 	t.Helper()
 	a, b := leaves(reflect.ValueOf(in)), leaves(reflect.ValueOf(out))
@@ -114,7 +114,7 @@ func Paths[T any]() []string {
 	return f.paths
 }
 
-// Named fails for a field of T that table does not name, and for a name that is none.
+// Named fails for a field of T that table does not name, and for a name that is not a field.
 func Named[T any](t testing.TB, table map[string]string) {
 	t.Helper()
 	none := map[string]bool{}
@@ -124,7 +124,7 @@ func Named[T any](t testing.TB, table map[string]string) {
 	judge(t, "is not named", none, table)
 }
 
-// judge compares what holds of each field with what is said of those of which it does not.
+// judge compares the fields that hold with those that are listed as not holding.
 func judge(t testing.TB, what string, holds map[string]bool, but Withheld) {
 	t.Helper()
 	used := map[string]bool{}
@@ -211,7 +211,7 @@ func (f *filler) fill(v reflect.Value, path string) {
 			v.SetBytes([]byte(fmt.Sprint("b", n, f.other(path, 1))))
 			return
 		}
-		// The first is like the second, but for what changes: that is asked of the last.
+		// The first is like the second, except for what changes: the change goes into the last.
 		v.Set(reflect.MakeSlice(v.Type(), 2, 2))
 		first := filler{values: f.values, used: f.used, n: f.n + 500}
 		first.fill(v.Index(0), path+"[]")
@@ -240,12 +240,12 @@ func (f *filler) fill(v reflect.Value, path string) {
 		v.SetUint(uint64(n) + uint64(f.other(path, 1)))
 	case reflect.Float32, reflect.Float64:
 		v.SetFloat(float64(n) + float64(f.other(path, 1))/2)
-	default: // a stream, a function: it is there, and cannot be told from another
+	default: // a stream, a function: it is set, and cannot be distinguished from another
 		f.paths = append(f.paths, path)
 	}
 }
 
-// other notes a field, and returns by if it is to be another one, or else 0.
+// other notes a field, and returns by if the field is to change, or else 0.
 func (f *filler) other(path string, by time.Duration) time.Duration {
 	f.paths = append(f.paths, path)
 	if f.change == path {
@@ -316,7 +316,7 @@ func walk(v reflect.Value, at string, out map[string]string) {
 	}
 }
 
-// reflectable is v's value without its type's own words for it, which may tell less.
+// reflectable is v's value without its type's own text form, which may show less.
 func reflectable(v reflect.Value) any {
 	switch {
 	case v.CanInt():
@@ -354,13 +354,13 @@ func general(at string) string {
 	}
 }
 
-// plain is a path as any of the forms writes it: TTL, ttl and ttl_ns are one name.
+// plain is a path in a common form: TTL, ttl and ttl_ns are one name.
 func plain(at string) string {
 	at = strings.TrimSuffix(general(at), "_ns")
 	return strings.ToLower(strings.ReplaceAll(at, "_", ""))
 }
 
-// set tells for each field of a type whether it is among the values that are set.
+// set says for each field of a type whether it is among the values that are set.
 func set(of reflect.Type, values map[string]string) map[string]bool {
 	v := reflect.New(of).Elem()
 	if of.Kind() != reflect.Struct {
@@ -379,8 +379,8 @@ func set(of reflect.Type, values map[string]string) map[string]bool {
 	return out
 }
 
-// Taken asks take for base with one more of its fields set, for each in turn. It fails for a
-// field that is neither refused nor said to be kept: that is what would be dropped silently. A
+// Taken calls take for base with one more of its fields set, for each in turn. It fails for a
+// field that is neither refused nor listed as kept: such a field would be dropped silently. A
 // list or a map is set as a whole.
 func Taken[T any](t testing.TB, base T, values Values, take func(T) error, kept Withheld) {
 	t.Helper()

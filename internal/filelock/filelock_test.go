@@ -45,7 +45,7 @@ func fatal(err error) {
 	}
 }
 
-// hold takes the lock, says so, and keeps it until it is told to give it up.
+// hold takes the lock, says so, and keeps it until it is signalled to release it.
 func hold(file string) {
 	l, err := Take(context.Background(), file, Exclusive)
 	fatal(err)
@@ -194,7 +194,7 @@ func TestCancelled(t *testing.T) {
 }
 
 // TestRemoved has processes and goroutines count under a lock whose file each of them removes.
-// Without the look at what stands at the name, two would be in there at a time.
+// Without the check of the file at the name, two would hold it at a time.
 func TestRemoved(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "lock")
 	if err := os.WriteFile(file+".n", []byte("0"), 0o600); err != nil {
@@ -308,8 +308,8 @@ func TestReleaseFromChild(t *testing.T) {
 	l.Release()
 }
 
-// TestDescriptors: who waits has no file open between two looks, and who cannot open another
-// is told so.
+// TestDescriptors: a waiting caller has no file open between two looks, and one that cannot open another
+// gets an error.
 func TestDescriptors(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "lock")
 	holder(t, file)

@@ -4,7 +4,7 @@ package filelock
 
 import "os"
 
-// There is nothing to lock with here: only one process may use what locks are for.
+// There is no lock on this system: only one process may use what locks protect.
 func lock(*os.File, Kind) error { return nil }
 
 func (l *Lock) unlock() {}

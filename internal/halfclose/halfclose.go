@@ -7,8 +7,8 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// CloseWrite ends what is sent over conn: the other side reads to its end, and what it sends is still
-// received, as with TCP's half-close. It is what wrappers of connections have as their CloseWrite. Unsupported,
+// CloseWrite ends sending over conn: the other side reads to its end, and data that it sends is still
+// received, as with TCP's half-close. Wrappers of connections use it for their CloseWrite. Unsupported,
 // and errors.ErrUnsupported: conn has no CloseWrite.
 func CloseWrite(conn any) error {
 	if w, ok := conn.(interface{ CloseWrite() error }); ok {

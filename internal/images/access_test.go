@@ -59,7 +59,7 @@ func inside(t *testing.T) (addr string, met *atomic.Int32) {
 	return l.Addr().String(), met
 }
 
-// closed is an address at which nobody listens.
+// closed is an address without a listener.
 func closed(t *testing.T, ip string) string {
 	l, err := net.Listen("tcp", ip+":0")
 	if err != nil {
@@ -159,7 +159,7 @@ func closedHost(text string) string {
 	return "-"
 }
 
-// What was pulled with the operator's credentials is nobody else's, by no way.
+// Other callers cannot get, in any way, what was pulled with the operator's credentials.
 func TestPublicAccessHasNoCredentials(t *testing.T) {
 	const user, pass = "somebody", "hunter2-secret"
 	s := publicStore(t, nil)
@@ -183,7 +183,7 @@ func TestPublicAccessHasNoCredentials(t *testing.T) {
 		t.Helper()
 		for _, ref := range refs {
 			_, err := pullAs(t.Context(), s, ref, Public)
-			wantErr(t, err, sandboxer.Failed, "not everybody may read it")
+			wantErr(t, err, sandboxer.Failed, "is not public")
 		}
 	}
 	refused(s)
@@ -198,10 +198,10 @@ func TestPublicAccessHasNoCredentials(t *testing.T) {
 		}
 	}
 	refused(s)
-	_, err := openIn(t, s.dir, func(o *Options) { *o = s.opts; o.Policy = Never }).Find(t.Context(), ref, Public)
+	_, err := openIn(t, s.dir, func(o *Options) { *o = s.opts; o.Pull = Never }).Find(t.Context(), ref, Public)
 	wantErr(t, err, sandboxer.Failed, "images.pull is never")
 
-	// A registry of one's own that names another's layers and does not have them.
+	// The caller's own registry that names another's layers and does not have them.
 	liar := registrytest.New(t)
 	raw, _ := img.RawManifest()
 	config, _ := img.RawConfigFile()

@@ -23,8 +23,8 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/wholefile"
 )
 
-// Pull brings the layers of img here, as far as they are not, and returns their
-// files. What breaks off is continued, by this call or the next one of any process.
+// Pull fetches the missing layers of img, and returns their
+// files. An interrupted fetch is continued, by this call or the next one of any process.
 func (s *Store) Pull(ctx context.Context, img *Image) ([]string, error) {
 	places, err := s.places(img.ref, img.access)
 	if err != nil {
@@ -105,8 +105,8 @@ type source struct {
 	access Access
 }
 
-// blob brings one layer here. The unfinished file is also the lock: whoever comes
-// second waits for the first, and goes on where he stopped if he dies.
+// blob fetches one layer. The unfinished file is also the lock: a second caller
+// waits for the first, and continues from its last byte if it dies.
 func (s *Store) blob(ctx context.Context, from source, d v1.Descriptor, done func(int64)) error {
 	final, partial := s.blobPath(d.Digest, from.access), s.path("partial", d.Digest.Hex+from.access.suffix())
 	for {
@@ -159,7 +159,7 @@ func (s *Store) finish(ctx context.Context, from source, d v1.Descriptor, f *os.
 	return err
 }
 
-// download fills f with the blob, from where it ends already.
+// download fills f with the blob, from its present end.
 func (s *Store) download(ctx context.Context, from source, d v1.Descriptor, f *os.File, done func(int64)) error {
 	sum := sha256.New()
 	have, err := io.Copy(sum, f)
@@ -235,8 +235,8 @@ func (s *Store) download(ctx context.Context, from source, d v1.Descriptor, f *o
 }
 
 // some fetches the blob from the byte at have on, and returns how much arrived before
-// the connection ended; -1 if the registry cannot send the rest only and w must begin
-// anew.
+// the connection ended; -1 if the registry cannot send only the rest and w must start
+// over.
 func (s *Store) some(ctx context.Context, repo name.Repository, access Access, d v1.Descriptor, have int64, w *blobWriter) (int64, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -270,7 +270,7 @@ func (s *Store) some(ctx context.Context, repo name.Repository, access Access, d
 	return n, err
 }
 
-var errStalled error = problem{"the connection stands still"}
+var errStalled error = problem{"the connection is stalled"}
 
 // blobWriter writes to a partial file and keeps its digest.
 type blobWriter struct {

@@ -1,7 +1,7 @@
 // Package images brings OCI images to this machine: it pulls them from registries
 // into a store shared by all sandboxes, and flattens their layers into one tree.
 //
-// What a registry says is believed only as far as a digest proves it. Everything is
+// A registry's answer is trusted only as far as a digest proves it. Everything is
 // bounded before it is fetched or unpacked, and refused with the reason.
 //
 // Below the store's directory:
@@ -22,7 +22,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net"
 	"net/http"
 	"net/netip"
@@ -43,25 +42,21 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/wholefile"
 )
 
-// Policy says when a registry is asked about a tag. A digest is asked about only if
-// its image is not here.
-type Policy string
-
-// The pull policies.
+// The values of Settings.Pull: when a registry is asked about a tag. A digest is asked about only if its image is not here.
 const (
-	Missing Policy = "missing" // if the tag is not known here
-	Always  Policy = "always"  // on every create
-	Never   Policy = "never"   // not even for a digest
+	Missing = "missing" // if the tag is not known here
+	Always  = "always"  // on every create
+	Never   = "never"   // not even for a digest
 )
 
-// Access says on whose word an image is pulled, and so what may be reached and read for
-// it. What was pulled with one access is not there for the other: neither what a
-// reference stands for, nor a layer, nor what the caller made of them. Else whoever can
+// Access says on whose authority an image is pulled, and so what may be reached and read for
+// it. The results of one access do not exist for the other: neither what a
+// reference stands for, nor a layer, nor what the caller made of them. Otherwise any caller that can
 // name a private image, or a layer of one, could read it.
 type Access string
 
 const (
-	// Public is for whoever is allowed to ask: without credentials, only what anybody could
+	// Public is for every caller that may ask: without credentials, only what everybody could
 	// read, from public addresses. It is the zero value.
 	Public Access = ""
 	// Operator is for an administrator, a profile or a registry that the settings list:
@@ -69,19 +64,24 @@ const (
 	Operator Access = "operator"
 )
 
-// Options are a store's settings. All bounds must be given.
+// Settings are the registry settings in adapters' configuration.
+type Settings struct {
+	Pull       string              `yaml:"pull" json:"pull,omitempty" enum:"missing,always,never" help:"When a registry is asked which image a tag means; a digest is looked up only if its image is not present."`
+	Registries []string            `yaml:"registries" json:"registries,omitempty" help:"The only registries to pull from, as host[:port], with the server's credentials for everybody. Empty means that administrators can pull from any registry, others only anonymously from public ones."`
+	Insecure   []string            `yaml:"insecure" json:"insecure,omitempty" help:"Registries that may speak plain HTTP, as host[:port]; those on loopback always may."`
+	Mirrors    map[string][]string `yaml:"mirrors" json:"mirrors,omitempty" help:"Hosts that are asked first, by registry."`
+}
+
+// Options configure a store. All bounds must be given.
 type Options struct {
-	Policy     Policy
-	Registries []string            // the only ones to pull from, for everybody as Operator; empty means any
-	Insecure   []string            // host[:port] of registries that may speak plain HTTP, besides those on loopback
-	Mirrors    map[string][]string // by registry: hosts that are asked first
-	Keep       int64               // bytes of the store beyond which what was not used for longest is removed
-	Limits     Limits
+	Settings
+	Keep   int64 // bytes of the store beyond which what was not used for longest is removed
+	Limits Limits
 
 	// InUse names the images, as <key>.erofs, that must stay.
 	InUse func() (map[string]bool, error)
 	// Reach reports whether a pull with public access may connect to an address. It must
-	// refuse whatever is not on the public internet.
+	// refuse everything that is not on the public internet.
 	Reach func(netip.Addr) bool
 
 	stall time.Duration // a connection without a byte for so long is broken
@@ -101,7 +101,7 @@ const (
 	maxLayers   = 512
 )
 
-// A Store is the images of one extension on this machine. Several processes may use
+// A Store has the images of one extension on this machine. Several processes may use
 // one directory.
 type Store struct {
 	dir  string
@@ -142,8 +142,8 @@ func newTransport(stall time.Duration, control func(network, address string, _ s
 	return t
 }
 
-// reach refuses to connect to an address that is not public, just before that is done:
-// what a name leads to, nobody knows earlier.
+// reach refuses a connection to an address that is not public, just before it is made:
+// what a name leads to is not known earlier.
 func (s *Store) reach(_, address string, _ syscall.RawConn) error {
 	to, err := netip.ParseAddrPort(address)
 	if err != nil || !s.opts.Reach(to.Addr().Unmap()) {
@@ -154,13 +154,13 @@ func (s *Store) reach(_, address string, _ syscall.RawConn) error {
 
 var errNotPublic = errors.New("the address is not public")
 
-// Close lets go of connections. What is on disk stays.
+// Close closes connections. The data on disk stays.
 func (s *Store) Close() {
 	s.http.CloseIdleConnections()
 	s.public.CloseIdleConnections()
 }
 
-// Access is what whoever asks gets: vouched says that an administrator or a profile names
+// Access is the access for a caller: vouched says that an administrator or a profile names
 // the image. An operator who lists registries vouches for them.
 func (s *Store) Access(vouched bool) Access {
 	if vouched || len(s.opts.Registries) > 0 {
@@ -199,7 +199,7 @@ func (s *Store) parse(ref string, access Access) (name.Reference, error) {
 }
 
 // looksPublic reports whether host, as it is written, could be on the public internet.
-// Where a name leads is seen when it is dialled.
+// The address of a name is checked when it is dialled.
 func (s *Store) looksPublic(host string) bool {
 	h, _ := splitHost(host)
 	if ip, err := netip.ParseAddr(h); err == nil {
@@ -208,14 +208,14 @@ func (s *Store) looksPublic(host string) bool {
 	return !isLoopback(host)
 }
 
-// Check says what is wrong with a reference, without asking anybody. Kinds: Invalid;
+// Check says what is wrong with a reference, without any request. Kinds: Invalid;
 // Denied.
 func (s *Store) Check(ref string, access Access) error {
 	_, err := s.parse(ref, access)
 	return err
 }
 
-// hostName is how go-containerregistry calls a registry; shown is how people do.
+// hostName is go-containerregistry's name of a registry; shown is the usual one.
 func hostName(host string) string {
 	if host == "docker.io" {
 		return name.DefaultRegistry
@@ -263,7 +263,7 @@ func (s *Store) refFile(ref name.Reference, access Access) string {
 	return s.path("refs", hex.EncodeToString(sum[:])+access.suffix())
 }
 
-// suffix keeps apart the files of the two accesses. Those from before there were two were
+// suffix distinguishes the files of the two accesses. Files without one, from before there were two, were
 // pulled as Operator.
 func (a Access) suffix() string {
 	if a == Operator {
@@ -297,8 +297,8 @@ func (s *Store) recall(ref name.Reference, access Access) *known {
 }
 
 // Find returns the image that ref stands for, asking its registry as the policy says.
-// Kinds: Invalid, Denied; Failed for an image that does not exist, is not ours to
-// read, not for this platform or broken; Unavailable for a registry that does not
+// Kinds: Invalid, Denied; Failed for an image that does not exist, may not be
+// read, is not for this platform or broken; Unavailable for a registry that does not
 // answer.
 func (s *Store) Find(ctx context.Context, ref string, access Access) (*Image, error) {
 	r, err := s.parse(ref, access)
@@ -307,8 +307,8 @@ func (s *Store) Find(ctx context.Context, ref string, access Access) (*Image, er
 	}
 	_, pinned := r.(name.Digest)
 	k := s.recall(r, access)
-	if k == nil || s.opts.Policy == Always && !pinned {
-		if s.opts.Policy == Never {
+	if k == nil || s.opts.Pull == Always && !pinned {
+		if s.opts.Pull == Never {
 			return nil, sandboxer.E(sandboxer.Failed, nil, "image %q is not on this machine, and images.pull is never", ref)
 		}
 		if k, err = s.ask(ctx, ref, r, access); err != nil {
@@ -339,7 +339,7 @@ func (s *Store) admit(img *Image) error {
 	return nil
 }
 
-// readImage checks what a registry said about an image against itself.
+// readImage checks that a registry's answer about an image is consistent.
 func readImage(k *known) (*Image, error) {
 	m, err := v1.ParseManifest(strings.NewReader(string(k.Manifest)))
 	if err != nil {
@@ -388,7 +388,7 @@ func (s *Store) Hold(ctx context.Context) (done func(), err error) {
 	return l.Release, nil
 }
 
-// Lock excludes everybody else from making the image called key.
+// Lock excludes all other callers from making the image called key.
 func (s *Store) Lock(ctx context.Context, key string) (unlock func(), err error) {
 	l, err := filelock.Take(ctx, s.path(key+".lock"), filelock.Exclusive) // its file is removed by Prune
 	if err != nil {
@@ -397,108 +397,8 @@ func (s *Store) Lock(ctx context.Context, key string) (unlock func(), err error)
 	return l.Release, nil
 }
 
-// Prune removes what nobody is making or needs: remains of brokers that died, and,
-// beyond the size to keep, what was not used for longest. While somebody holds the store
-// it does nothing and returns false.
-func (s *Store) Prune() (done bool, err error) {
-	lock, err := filelock.Try(s.path("lock"), filelock.Exclusive)
-	if errors.Is(err, filelock.ErrHeld) {
-		return false, nil // in use
-	}
-	if err != nil {
-		return false, err
-	}
-	defer lock.Release()
-	inUse, err := s.opts.InUse()
-	if err != nil {
-		return false, fmt.Errorf("which images are in use cannot be told: %w", err)
-	}
-	type item struct {
-		path string
-		size int64
-		used time.Time
-	}
-	var items []item
-	var total int64
-	add := func(path string, fi fs.FileInfo) {
-		total += fi.Size()
-		items = append(items, item{path, fi.Size(), fi.ModTime()})
-	}
-	var errs []error
-	err = eachFile(s.dir, func(path string, fi fs.FileInfo) {
-		switch name := fi.Name(); {
-		case strings.HasSuffix(name, ".erofs"):
-			if inUse[name] {
-				total += fi.Size()
-				return
-			}
-			add(path, fi)
-		case strings.HasSuffix(name, ".tmp"), strings.HasPrefix(name, ".new-"):
-			errs = append(errs, os.RemoveAll(path)) // nobody is making it: it would hold the store
-		case strings.HasSuffix(name, SumSuffix):
-			if _, err := os.Lstat(strings.TrimSuffix(path, SumSuffix) + ".erofs"); errors.Is(err, fs.ErrNotExist) {
-				errs = append(errs, os.Remove(path))
-			}
-		case strings.HasSuffix(name, ".lock"):
-			errs = append(errs, os.Remove(path))
-		}
-	})
-	errs = append(errs, err)
-	for _, d := range []string{"blobs", "partial"} {
-		errs = append(errs, eachFile(s.path(d), func(path string, fi fs.FileInfo) {
-			if d == "partial" && time.Since(fi.ModTime()) > partialAge {
-				errs = append(errs, os.Remove(path))
-				return
-			}
-			add(path, fi)
-		}))
-	}
-	slices.SortFunc(items, func(a, b item) int { return a.used.Compare(b.used) })
-	for _, it := range items {
-		if total <= s.opts.Keep {
-			break
-		}
-		if err := os.Remove(it.path); err != nil {
-			errs = append(errs, err)
-			continue
-		}
-		if key, ok := strings.CutSuffix(it.path, ".erofs"); ok {
-			_ = os.Remove(key + SumSuffix) // what is left of it, the next one removes
-		}
-		total -= it.size
-	}
-	errs = append(errs, wholefile.Sweep(s.path("refs")))
-	errs = append(errs, eachFile(s.path("refs"), func(path string, fi fs.FileInfo) {
-		if time.Since(fi.ModTime()) > refAge {
-			errs = append(errs, os.Remove(path))
-		}
-	}))
-	return true, errors.Join(errs...)
-}
-
 // SumSuffix ends the name of the file that goes with an image's and is removed with it.
 const SumSuffix = ".sum"
-
-const (
-	partialAge = 7 * 24 * time.Hour
-	refAge     = 90 * 24 * time.Hour
-)
-
-func eachFile(dir string, f func(path string, fi fs.FileInfo)) error {
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return err
-	}
-	for _, d := range entries {
-		if fi, err := d.Info(); err == nil {
-			f(filepath.Join(dir, d.Name()), fi)
-		}
-	}
-	return nil
-}
-
-// Touch notes that the file at path was used now.
-func touch(path string) { _ = os.Chtimes(path, time.Now(), time.Now()) }
 
 func bytesText(n int64) string {
 	switch {

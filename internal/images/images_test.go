@@ -48,7 +48,7 @@ func TestMain(m *testing.M) {
 }
 
 func defaults() Options {
-	return Options{Policy: Missing, Keep: 1 << 30, Limits: Limits{Download: 1 << 30, Unpacked: 1 << 30, Entries: 10_000},
+	return Options{Settings: Settings{Pull: Missing}, Keep: 1 << 30, Limits: Limits{Download: 1 << 30, Unpacked: 1 << 30, Entries: 10_000},
 		InUse: func() (map[string]bool, error) { return nil, nil }, Reach: sandboxer.PublicAddr, stall: 2 * time.Second}
 }
 
@@ -556,9 +556,9 @@ func TestCredentials(t *testing.T) {
 			if _, err := pull(t.Context(), s, ref); err != nil {
 				t.Fatal(err)
 			}
-			// A session from before the login is settled anew.
+			// A session from before the login is authenticated again.
 			reg.Set(func(r *registrytest.Server) { r.Auth = "" })
-			early := openIn(t, t.TempDir(), func(o *Options) { o.Policy = Always })
+			early := openIn(t, t.TempDir(), func(o *Options) { o.Pull = Always })
 			if _, err := early.Find(t.Context(), ref, Operator); err != nil {
 				t.Fatal(err)
 			}
@@ -645,8 +645,8 @@ func TestPlatformsPoliciesMirrors(t *testing.T) {
 	})
 	t.Run("policies", func(t *testing.T) {
 		s := open(t, nil)
-		never := openIn(t, s.dir, func(o *Options) { o.Policy = Never })
-		always := openIn(t, s.dir, func(o *Options) { o.Policy = Always })
+		never := openIn(t, s.dir, func(o *Options) { o.Pull = Never })
+		always := openIn(t, s.dir, func(o *Options) { o.Pull = Always })
 		tag := reg.Push(t, "moving:1", ours)
 		_, err := never.Find(t.Context(), tag, Operator)
 		wantErr(t, err, sandboxer.Failed, "images.pull is never")

@@ -14,10 +14,10 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// errDamaged says that a layer is not what it was or should be.
+// errDamaged says that a stored layer has changed or is invalid.
 var errDamaged = errors.New("it is damaged")
 
-// IsDamaged reports whether a stored layer turned out to be not what it should be.
+// IsDamaged reports whether a stored layer turned out to be damaged.
 func IsDamaged(err error) bool { return errors.Is(err, errDamaged) }
 
 // Layers returns the layers of img, which Pull has brought to paths.
@@ -54,8 +54,8 @@ func (img *Image) Mend(paths []string) (mended bool, err error) {
 	return mended, nil
 }
 
-// openLayer opens a layer, uncompressed. What it is compressed with, its first bytes
-// say: media types are often wrong, and cannot be checked.
+// openLayer opens a layer, uncompressed. Its first bytes say how it is
+// compressed: media types are often wrong, and cannot be checked.
 func openLayer(path string) (io.ReadCloser, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -97,7 +97,7 @@ func (o opened) Close() error {
 	return o.f.Close()
 }
 
-// digest passes on what it reads and adds it up.
+// digest passes on what it reads and computes its digest.
 type digest struct {
 	r   io.Reader
 	sum hash.Hash

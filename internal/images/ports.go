@@ -7,7 +7,7 @@ import (
 )
 
 // Ports are the TCP ports that an image says it listens on, by the ExposedPorts of its configuration
-// (https://github.com/opencontainers/image-spec/blob/main/config.md), in order. What is no port is passed over.
+// (https://github.com/opencontainers/image-spec/blob/main/config.md), in order. Invalid ports are skipped.
 func Ports(exposed map[string]struct{}) []int {
 	var out []int
 	for p := range exposed {

@@ -2,22 +2,17 @@ package images
 
 import (
 	"context"
-	"crypto/tls"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/netip"
 	"net/url"
-	"os"
 	"runtime"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
-	"unicode"
 
 	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/name"
@@ -33,7 +28,7 @@ const goarch = runtime.GOARCH
 // maxSessions bounds how many repositories access is remembered for.
 const maxSessions = 64
 
-// A session is access to one repository of one registry: who we are there is settled.
+// A session is access to one repository of one registry, with our credentials for it.
 type session struct {
 	client *http.Client
 	old    bool // settled for an earlier request
@@ -82,10 +77,10 @@ func isLoopback(host string) bool {
 	return h == "localhost" || strings.HasSuffix(h, ".localhost") || err == nil && ip.Unmap().IsLoopback()
 }
 
-// guard keeps a registry from leading us astray: to plain HTTP, where credentials and
-// redirects could be read and changed, or by a redirect to services of this machine. With
-// public access nothing leads to an address that is not public (Store.reach): what a
-// redirect or the realm of a token names comes through here, too.
+// guard keeps a registry from redirecting us: to plain HTTP, where credentials and
+// redirects could be read and changed, or to services of this machine. With
+// public access nothing leads to an address that is not public (Store.reach): the targets of
+// redirects and the realms of tokens pass through here, too.
 type guard struct {
 	s      *Store
 	home   string // the registry
@@ -95,21 +90,21 @@ type guard struct {
 func (g guard) RoundTrip(req *http.Request) (*http.Response, error) {
 	host := req.URL.Host
 	if req.URL.Scheme != "https" && !g.s.insecure(host, g.access) {
-		return nil, problem{host + " is not asked over plain HTTP"}
+		return nil, problem{host + " is not contacted over plain HTTP"}
 	}
 	resp, err := g.roundTrip(req, host)
 	if err == nil && req.Header.Get(ours) == "" {
-		// An answer to go-containerregistry, which reads some of them to their ends.
+		// For go-containerregistry, which reads some answers to their ends.
 		resp.Body = capped{io.LimitReader(resp.Body, maxAnswer), resp.Body}
 	}
 	return resp, err
 }
 
 // ours is a header of requests whose answers are read with bounds of their own. Redirects
-// keep it; it stands for itself where it goes, too.
+// keep it; it has its own meaning there, too.
 const ours = "Accept-Encoding"
 
-// maxAnswer bounds what else a registry says: errors, tokens, whether it is one.
+// maxAnswer bounds a registry's other answers: errors, tokens, whether it is one.
 const maxAnswer = 1 << 20
 
 type capped struct {
@@ -117,7 +112,7 @@ type capped struct {
 	io.Closer
 }
 
-// A problem is an error in words of ours only.
+// A problem is an error in our own words only.
 type problem struct{ why string }
 
 func (p problem) Error() string { return p.why }
@@ -135,8 +130,8 @@ func (g guard) roundTrip(req *http.Request, host string) (*http.Response, error)
 	return g.s.http.RoundTrip(req)
 }
 
-// session settles who we are at a registry: nobody, or, as Operator, whoever the user
-// logged in as with Docker.
+// session authenticates us at a registry: anonymously, or, as Operator, with the user's
+// login of Docker.
 func (s *Store) session(ctx context.Context, repo name.Repository, access Access) (*session, error) {
 	key := repo.Name() + access.suffix()
 	s.mu.Lock()
@@ -166,7 +161,7 @@ func (s *Store) session(ctx context.Context, repo name.Repository, access Access
 	return n, nil
 }
 
-// forget makes the next session settle anew who we are.
+// forget makes the next session authenticate again.
 func (s *Store) forget(repo name.Repository, access Access) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -191,7 +186,7 @@ func credentials(ctx context.Context, repo name.Repository) (authn.Authenticator
 	case a := <-done:
 		if a.err != nil {
 			return nil, sandboxer.E(sandboxer.Failed, a.err, "the credentials for %s cannot be read from the server's Docker configuration", shown(repo.RegistryStr())).
-				WithHint("see whether this works for the user who runs the server: docker login %s", shown(repo.RegistryStr()))
+				WithHint("check that this works for the user who runs the server: docker login %s", shown(repo.RegistryStr()))
 		}
 		return a.auth, nil
 	case <-ctx.Done():
@@ -315,7 +310,7 @@ func (s *Store) askAt(ctx context.Context, repo name.Repository, ref name.Refere
 	}
 	k := known{Digest: digestOf(raw), Manifest: raw, Config: config}
 	if _, err := readImage(&k); err != nil {
-		return nil, refusal{"what its manifest and its configuration say does not fit together", ": " + err.Error()}
+		return nil, refusal{"its manifest and its configuration contradict each other", ": " + err.Error()}
 	}
 	// Under its digests too, so that a pinned reference finds it without asking.
 	for _, id := range named {
@@ -327,7 +322,7 @@ func (s *Store) askAt(ctx context.Context, repo name.Repository, ref name.Refere
 			return nil, err
 		}
 		if err := s.remember(r, access, k); err != nil {
-			return nil, sandboxer.E(sandboxer.Unavailable, err, "what the image is could not be written down")
+			return nil, sandboxer.E(sandboxer.Unavailable, err, "the description of the image could not be stored")
 		}
 	}
 	return &k, nil
@@ -417,143 +412,3 @@ func readAll(r io.Reader, limit int64, what string) ([]byte, error) {
 	}
 	return data, err
 }
-
-// refusal is a reason why an image cannot be used that asking again does not change.
-// The detail has words of the answer in it, which may not be one of a registry: they are
-// for those who are trusted with what this machine reaches.
-type refusal struct{ why, detail string }
-
-func (r refusal) Error() string { return r.why + tell(r.detail) }
-
-// temporary reports whether asking again may help.
-func temporary(err error) bool {
-	var r refusal
-	var te *transport.Error
-	var se *sandboxer.Error
-	var dns *net.DNSError
-	switch {
-	case errors.As(err, &r), errors.As(err, &se), errors.Is(err, context.Canceled), errors.Is(err, errNotPublic):
-		return false
-	case errors.As(err, &dns):
-		return dns.IsTemporary || dns.IsTimeout
-	case errors.As(err, &te):
-		return te.StatusCode >= 500 || te.StatusCode == http.StatusTooManyRequests
-	}
-	return true
-}
-
-// explain turns what a registry did into an error for whoever wants the image. No word of
-// an answer is in it, but for the cause, which goes to the log.
-func (s *Store) explain(err error, text string, repo name.Repository, access Access) error {
-	var r refusal
-	var te *transport.Error
-	var se *sandboxer.Error
-	if errors.As(err, &se) {
-		return err
-	}
-	host := shown(repo.RegistryStr())
-	cause := strip(err)
-	status := 0
-	if errors.As(err, &te) {
-		status = te.StatusCode
-	}
-	switch {
-	case errors.As(err, &r) && access == Operator:
-		return sandboxer.E(sandboxer.Failed, nil, "image %q cannot be used: %s", text, r)
-	case errors.As(err, &r):
-		return sandboxer.E(sandboxer.Failed, cause, "image %q cannot be used: %s", text, r.why)
-	case status == http.StatusTooManyRequests:
-		e := sandboxer.E(sandboxer.Unavailable, cause, "image %q: %s wants to be asked less often", text, host).
-			WithHint("log in to be allowed more: docker login %s", host)
-		if access != Operator {
-			e = e.WithHint("try again later; an administrator can name the image in a profile")
-		}
-		e.RetryAfter = time.Minute
-		return e
-	case access != Operator && (status == http.StatusUnauthorized || status == http.StatusForbidden || status == http.StatusNotFound):
-		return sandboxer.E(sandboxer.Failed, cause, "image %q does not exist at %s, or not everybody may read it", text, host).
-			WithHint("see whether the name is right; an image that takes a login, an administrator can name in a profile")
-	case access != Operator:
-		// One text for all: who asks is not told what this machine reaches, and how.
-		return sandboxer.E(sandboxer.Unavailable, cause, "image %q cannot be pulled: %s cannot be reached, or is not a registry on the public internet", text, host).
-			WithHint("see whether the name is right; an administrator can use other registries, or name the image in a profile")
-	case status == http.StatusUnauthorized || status == http.StatusForbidden:
-		return sandboxer.E(sandboxer.Failed, cause, "image %q: %s does not let us read it, or it does not exist", text, host).
-			WithHint("log in as the user who runs the server: docker login %s", host)
-	case status == http.StatusNotFound:
-		return sandboxer.E(sandboxer.Failed, cause, "image %q does not exist at %s", text, host)
-	case status != 0 && status < 500:
-		return sandboxer.E(sandboxer.Failed, cause, "image %q: %s refuses with status %d", text, host, status)
-	case status != 0:
-		return sandboxer.E(sandboxer.Unavailable, cause, "image %q: %s answers with status %d", text, host, status)
-	}
-	return sandboxer.E(sandboxer.Unavailable, cause, "image %q cannot be pulled: %s cannot be reached: %s", text, host, reason(cause)).
-		WithHint("see whether this machine reaches %s; a registry without HTTPS has to be in images.insecure of the extension", host)
-}
-
-// reason is what happened to a connection, without what the other side said: its first
-// bytes, if they are not HTTP, are in some errors.
-func reason(err error) string {
-	var op *net.OpError
-	var dns *net.DNSError
-	var cert *tls.CertificateVerificationError
-	var own problem
-	switch {
-	case errors.As(err, &own), errors.As(err, &dns), errors.As(err, &op), errors.As(err, &cert),
-		errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, context.DeadlineExceeded):
-		return tell(err.Error())
-	case errors.Is(err, http.ErrSchemeMismatch):
-		return "it does not speak HTTPS"
-	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
-		return "the connection breaks off"
-	}
-	return "what it answers is not an answer of a registry"
-}
-
-// said is what the registry gave as its reason, for the log.
-func said(te *transport.Error) string {
-	var out []string
-	for _, d := range te.Errors[:min(len(te.Errors), 3)] {
-		if d.Message != "" {
-			out = append(out, tell(d.Message))
-		}
-	}
-	if len(out) == 0 {
-		return ""
-	}
-	return ": " + strings.Join(out, "; ")
-}
-
-// tell makes a stranger's text fit to be shown.
-func tell(s string) string {
-	s = strings.Map(func(r rune) rune {
-		if !unicode.IsPrint(r) {
-			return ' '
-		}
-		return r
-	}, s)
-	if r := []rune(s); len(r) > 200 {
-		s = string(r[:200]) + "…"
-	}
-	return s
-}
-
-// strip takes addresses out of an error: a redirect's has an access token in it. What is
-// left is bounded, and fit for a log.
-func strip(err error) error {
-	var ue *url.Error
-	var te *transport.Error
-	switch {
-	case errors.As(err, &te):
-		return errors.New("status " + strconv.Itoa(te.StatusCode) + said(te))
-	case errors.As(err, &ue):
-		return told{ue.Err}
-	}
-	return told{err}
-}
-
-// told is an error whose text is fit to be shown.
-type told struct{ error }
-
-func (t told) Error() string { return tell(t.error.Error()) }
-func (t told) Unwrap() error { return t.error }

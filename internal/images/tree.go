@@ -3,7 +3,6 @@ package images
 import (
 	"archive/tar"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -16,8 +15,6 @@ import (
 	"strings"
 	"syscall"
 	"time"
-
-	"github.com/erofs/go-erofs"
 
 	"github.com/sand-boxer/sandboxer"
 )
@@ -37,7 +34,7 @@ type Tree struct {
 	bytes   int64
 }
 
-// A Layer is one layer of an image, opened anew for each reading: a tar archive,
+// A Layer is one layer of an image, opened again for each reading: a tar archive,
 // uncompressed.
 type Layer struct {
 	Open   func() (io.ReadCloser, error)
@@ -55,7 +52,7 @@ type node struct {
 	layer  int              // the last one that had something to say about it
 }
 
-// content is a regular file's: an entry of a layer, or something of this machine.
+// content is a regular file's content: an entry of a layer, or a file of this machine.
 type content struct {
 	layer, entry int
 	size         int64
@@ -90,9 +87,9 @@ func (t *Tree) count(size int64) error {
 	return nil
 }
 
-// parts splits a name of an archive. Layers are no archives for package safetar: what is in
-// them twice replaces, absolute names and names below links are common, and devices are left
-// out. They are laid on a tree in memory, which nothing leads out of. Names are relative to the image's root, with or
+// parts splits a name of an archive. Layers are not archives for package safetar: a second entry of a name
+// replaces the first, absolute names and names below links are common, and devices are left
+// out. They are laid on a tree in memory, so nothing leads out of it. Names are relative to the image's root, with or
 // without a slash in front.
 func parts(name string) ([]string, error) {
 	if len(name) > maxPath {
@@ -116,7 +113,7 @@ func parts(name string) ([]string, error) {
 }
 
 // dir walks to a directory, through symbolic links as the sandbox's kernel would, but
-// never out of the tree. What is missing is made, if mk says so.
+// never out of the tree. It makes missing directories if mk is set.
 func (t *Tree) dir(names []string, layer int, mk bool) (*node, error) {
 	at := []*node{t.root}
 	todo := slices.Clone(names)
@@ -163,7 +160,7 @@ func (t *Tree) dir(names []string, layer int, mk bool) (*node, error) {
 	return at[len(at)-1], nil
 }
 
-// Whiteouts: files of a layer that say what of the layers below is gone.
+// Whiteouts: files of a layer that delete files of the layers below.
 const (
 	whiteout = ".wh."
 	opaque   = ".wh..wh..opq"
@@ -248,7 +245,7 @@ func (t *Tree) put(layer, entry int, h *tar.Header) error {
 		}
 	case tar.TypeSymlink:
 		if h.Linkname == "" || len(h.Linkname) > maxLink || strings.ContainsRune(h.Linkname, 0) {
-			return fmt.Errorf("%q is a symbolic link to nothing that can be", tell(h.Name))
+			return fmt.Errorf("%q is a symbolic link with an impossible target", tell(h.Name))
 		}
 		n.target = h.Linkname
 	case tar.TypeLink:
@@ -290,7 +287,7 @@ func (n *node) set(mode fs.FileMode, h *tar.Header, layer int) {
 	n.uid, n.gid, n.mtime, n.layer = h.Uid, h.Gid, h.ModTime, layer
 }
 
-// find returns what is called name, not following it if it is a symbolic link.
+// find returns the node called name, not following it if it is a symbolic link.
 func (t *Tree) find(name string) (*node, error) {
 	names, err := parts(name)
 	if err != nil {
@@ -311,7 +308,7 @@ func (t *Tree) find(name string) (*node, error) {
 }
 
 // AddLayers lays the layers of an image on the tree, the lowest first, and checks
-// that they are what the image's configuration says.
+// that they match the image's configuration.
 func (t *Tree) AddLayers(ctx context.Context, ref string, layers []Layer) error {
 	t.layers = layers
 	var raw int64
@@ -332,7 +329,7 @@ func (t *Tree) AddLayers(ctx context.Context, ref string, layers []Layer) error 
 	return nil
 }
 
-// read opens the layer, gives it to f, reads what f leaves and checks the digest.
+// read opens the layer, passes it to f, reads what f leaves and checks the digest.
 func (l Layer) read(f func(io.Reader) error) error {
 	rc, err := l.Open()
 	if err != nil {
@@ -349,7 +346,7 @@ func (l Layer) read(f func(io.Reader) error) error {
 	return nil
 }
 
-// bounded stops reading when a bomb unpacks, or nobody waits any more.
+// bounded stops reading when a bomb unpacks, or the caller does not wait any more.
 type bounded struct {
 	ctx  context.Context
 	r    io.Reader
@@ -445,17 +442,17 @@ func (t *Tree) AddDir(ctx context.Context, root string) error {
 	})
 }
 
-// top is the layer of what a sandbox needs beyond the image.
+// top is the layer of additions that a sandbox needs.
 const top = math.MaxInt
 
-// Has reports whether there is something called name.
+// Has reports whether the tree has a file called name.
 func (t *Tree) Has(name string) bool {
 	_, err := t.find(name)
 	return err == nil
 }
 
 // Dir makes a directory, with its parents, unless there is one or a link to one. With
-// own it replaces whatever else there is.
+// own it replaces anything else.
 func (t *Tree) Dir(name string, perm fs.FileMode, own bool) error {
 	names, err := parts(name)
 	if err != nil || len(names) == 0 {
@@ -474,7 +471,7 @@ func (t *Tree) Dir(name string, perm fs.FileMode, own bool) error {
 	return nil
 }
 
-// File makes a file, or replaces what is there.
+// File makes or replaces a file.
 func (t *Tree) File(name string, perm fs.FileMode, size int64, open func() (io.ReadCloser, error)) error {
 	names, err := parts(name)
 	if err != nil {
@@ -487,217 +484,3 @@ func (t *Tree) File(name string, perm fs.FileMode, size int64, open func() (io.R
 	up.kids[names[len(names)-1]] = &node{mode: perm, file: &content{size: size, open: open}}
 	return nil
 }
-
-// Write writes the tree as an EROFS image to out, a new file, with temporary files in tmp.
-//
-// Every regular file has blocks of its own: gVisor maps into memory nothing else, and a
-// program that cannot be mapped cannot be run.
-func (t *Tree) Write(ctx context.Context, ref string, out *os.File, tmp string) error {
-	w := &writer{ctx: ctx, fs: erofs.Create(out, erofs.WithTempDir(tmp), erofs.WithBlockSize(blockSize)), step: "preparing " + ref, padded: map[string]int64{}}
-	wanted := make([]map[int][]named, len(t.layers)+1)
-	var mine []named
-	if err := w.walk("/", t.root, func(f named) {
-		w.total += f.node.file.size
-		if f.node.file.open != nil {
-			mine = append(mine, f)
-			return
-		}
-		m := wanted[f.node.file.layer]
-		if m == nil {
-			m = map[int][]named{}
-			wanted[f.node.file.layer] = m
-		}
-		m[f.node.file.entry] = append(m[f.node.file.entry], f)
-	}); err != nil {
-		return err
-	}
-	for i, l := range t.layers {
-		want := wanted[i+1]
-		if len(want) == 0 {
-			continue
-		}
-		rc, err := l.Open()
-		if err != nil {
-			return err
-		}
-		err = eachEntry(rc, func(n int, _ *tar.Header, r io.Reader) error {
-			names := want[n]
-			delete(want, n)
-			for k, f := range names {
-				if k > 0 { // another name of the same file
-					first, err := w.fs.Open(names[0].path)
-					if err != nil {
-						return err
-					}
-					err = w.file(f, first)
-					first.Close()
-					if err != nil {
-						return err
-					}
-				} else if err := w.file(f, r); err != nil {
-					return err
-				}
-			}
-			return ctx.Err()
-		})
-		rc.Close()
-		if err == nil && len(want) > 0 {
-			err = errDamaged
-		}
-		if err != nil {
-			return fmt.Errorf("layer %d: %w", i+1, err)
-		}
-	}
-	for _, f := range mine {
-		rc, err := f.node.file.open()
-		if err != nil {
-			return err
-		}
-		err = w.file(f, rc)
-		rc.Close()
-		if err != nil {
-			return err
-		}
-	}
-	if err := w.fs.Close(); err != nil {
-		return err
-	}
-	return w.unpad(out)
-}
-
-type named struct {
-	path string
-	node *node
-}
-
-// writer writes a tree into an EROFS image.
-type writer struct {
-	ctx   context.Context
-	fs    *erofs.Writer
-	step  string
-	done  int64
-	total int64
-	told  time.Time
-
-	padded map[string]int64 // files that were filled up to a block, and their size
-}
-
-// walk writes directories and links, and gives the files to f: their content comes in
-// an order of its own.
-func (w *writer) walk(at string, n *node, f func(named)) error {
-	if err := w.ctx.Err(); err != nil {
-		return err
-	}
-	switch {
-	case n.mode.IsDir():
-		if err := w.fs.Mkdir(at, n.mode.Perm()); err != nil {
-			return err
-		}
-		for name, k := range n.kids {
-			if err := w.walk(path.Join(at, name), k, f); err != nil {
-				return err
-			}
-		}
-		return w.meta(at, n)
-	case n.mode&fs.ModeSymlink != 0:
-		if err := w.fs.Symlink(n.target, at); err != nil {
-			return err
-		}
-		return w.fs.Chown(at, n.uid, n.gid)
-	}
-	f(named{at, n})
-	return nil
-}
-
-func (w *writer) meta(at string, n *node) error {
-	err := w.fs.Chown(at, n.uid, n.gid)
-	if err == nil {
-		err = w.fs.Chmod(at, n.mode)
-	}
-	if err == nil && !n.mtime.IsZero() && n.mtime.Unix() >= 0 {
-		err = w.fs.Chtimes(at, n.mtime, n.mtime)
-	}
-	return err
-}
-
-func (w *writer) file(f named, r io.Reader) error {
-	out, err := w.fs.Create(f.path)
-	if err != nil {
-		return err
-	}
-	n, err := io.Copy(out, io.LimitReader(r, f.node.file.size))
-	if err != nil {
-		return err
-	}
-	if n != f.node.file.size {
-		return fmt.Errorf("%s ended too early", f.path)
-	}
-	// The library puts a file smaller than a block beside its inode.
-	if n > 0 && n < blockSize {
-		if _, err := out.Write(make([]byte, blockSize-n)); err != nil {
-			return err
-		}
-		w.padded[f.path] = n
-	}
-	if err := out.Close(); err != nil {
-		return err
-	}
-	w.done += n
-	if time.Since(w.told) > 100*time.Millisecond {
-		w.told = time.Now()
-		sandboxer.ReportProgress(w.ctx, sandboxer.Progress{Step: w.step, Done: w.done, Total: w.total})
-	}
-	return w.meta(f.path, f.node)
-}
-
-// unpad gives the files that were filled up their sizes back.
-func (w *writer) unpad(image *os.File) error {
-	fsys, err := erofs.Open(image)
-	if err != nil {
-		return err
-	}
-	var block [4]byte // address of the block at which inodes begin
-	if _, err := image.ReadAt(block[:], superBlock+metaBlock); err != nil {
-		return err
-	}
-	inodes := int64(binary.LittleEndian.Uint32(block[:])) * blockSize
-	left := len(w.padded)
-	err = fs.WalkDir(fsys, ".", func(p string, d fs.DirEntry, err error) error {
-		if err != nil || !d.Type().IsRegular() {
-			return err
-		}
-		size, ok := w.padded["/"+p]
-		if !ok {
-			return nil
-		}
-		left--
-		fi, err := d.Info()
-		if err != nil {
-			return err
-		}
-		st, ok := fi.Sys().(*erofs.Stat)
-		if !ok || st.Size != blockSize || st.InodeLayout != flatPlain {
-			return fmt.Errorf("the image of %s is not as it was written", p)
-		}
-		at := inodes + st.Ino*inodeSlot
-		// The upper half of an extended inode's size is zero already.
-		var low [4]byte
-		binary.LittleEndian.PutUint32(low[:], uint32(size))
-		_, err = image.WriteAt(low[:], at+inodeSize)
-		return errors.Join(err, w.ctx.Err())
-	})
-	if err == nil && left > 0 {
-		err = fmt.Errorf("%d files are missing from the image", left)
-	}
-	return err
-}
-
-// The format of EROFS, as far as it is needed here.
-const (
-	blockSize  = 4096
-	superBlock = 1024 // where it is
-	metaBlock  = 40   // in the superblock: the block at which inodes begin
-	inodeSlot  = 32   // what an inode's number counts
-	inodeSize  = 8    // in an inode, compact or extended: its size, in 4 or 8 bytes
-	flatPlain  = 0    // data in blocks of its own
-)

@@ -151,7 +151,7 @@ func TestHostileLayers(t *testing.T) {
 		{"symbolic link out", []entry{sym("a", "../../../../etc"), file("a/passwd", "x")}, "lead out of the image"},
 		{"symbolic links out, two steps", []entry{sym("a", ".."), sym("b", "a/.."), file("b/x", "x")}, "lead out of the image"},
 		{"symbolic links in a circle", []entry{sym("a", "b"), sym("b", "a"), file("a/x", "x")}, "in a circle"},
-		{"symbolic link to nothing", []entry{sym("a", "")}, "symbolic link to nothing"},
+		{"symbolic link to nothing", []entry{sym("a", "")}, "symbolic link with an impossible target"},
 		{"below a file", []entry{file("a", "x"), file("a/b", "x")}, "below a file"},
 		{"long name", []entry{file(strings.Repeat("n", 300), "x")}, "more than 255 bytes"},
 		{"long path", deep, "more than 4096 bytes"},

@@ -8,7 +8,7 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/measure"
 )
 
-// Comparison sets run B against run A.
+// Comparison compares run B with run A.
 type Comparison struct {
 	SchemaVersion int      `json:"schema_version"`
 	A             string   `json:"a"`
@@ -24,7 +24,7 @@ type Row struct {
 	CountA  int    `json:"count_a"`
 	CountB  int    `json:"count_b"`
 	Median  Change `json:"median"` // trimmed, as P95 and P99
-	// The ratio of the medians lies between these with 95 %; 0 where there are too few
+	// The ratio of the medians is between these with 95 %; 0 where there are too few
 	// iterations to say.
 	MedianLow  float64    `json:"median_ratio_low,omitempty"`
 	MedianHigh float64    `json:"median_ratio_high,omitempty"`
@@ -36,7 +36,7 @@ type Row struct {
 	Score      [2]float64 `json:"score"`
 }
 
-// Change is what one figure became. Ratio is B/A: above 1 it got slower; 0 when one of
+// Change is the change of one figure. Ratio is B/A: above 1 it got slower; 0 when one of
 // them is missing.
 type Change struct {
 	A     Millis  `json:"a_ms"`
@@ -44,7 +44,7 @@ type Change struct {
 	Ratio float64 `json:"ratio"`
 }
 
-// Compare sets b against a: series of the same profile and mode, bursts of the same size.
+// Compare compares b with a: series of the same profile and mode, bursts of the same size.
 func Compare(a, b *Result) *Comparison {
 	c := &Comparison{SchemaVersion: a.SchemaVersion, A: a.ID, B: b.ID, Rows: []Row{}}
 	differ := func(what string, x, y any) {
@@ -108,8 +108,8 @@ func (s *Series) times() (out []Millis) {
 	return out
 }
 
-// Regressed reports whether the median or the p95 became more than limit times what it
-// was, or fewer iterations succeeded.
+// Regressed reports whether the median or the p95 became more than limit times its former
+// value, or fewer iterations succeeded.
 func (r *Row) Regressed(limit float64) bool {
 	return r.Median.Ratio > limit || r.P95.Ratio > limit || r.Success[1] < r.Success[0]
 }

@@ -66,8 +66,8 @@ func (h *History) ids() ([]string, error) {
 	return out, nil
 }
 
-// Results returns every run that is kept, newest first. A file that cannot be read stops
-// nobody: the error names it, and the others are returned all the same.
+// Results returns every run that is kept, newest first. An unreadable file is named in
+// the error, and the others are returned all the same.
 func (h *History) Results() ([]*Result, error) {
 	ids, err := h.ids()
 	if err != nil {
@@ -109,7 +109,7 @@ func (h *History) Result(ref string) (*Result, error) {
 	}
 	switch len(found) {
 	case 0:
-		return nil, sandboxer.E(sandboxer.NotFound, nil, "there is no run %q", ref).WithHint("see those that are kept: sandboxer bench ls")
+		return nil, sandboxer.E(sandboxer.NotFound, nil, "there is no run %q", ref).WithHint("list the stored runs: sandboxer bench ls")
 	case 1:
 		return h.load(found[0])
 	}

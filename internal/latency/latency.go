@@ -1,20 +1,20 @@
 // Package latency measures the time to interactive of sandboxes: from just before a create
-// is asked for until a command in the sandbox has ended well, seen by a client.
+// is requested until a command in the sandbox has succeeded, as seen by a client.
 //
 // An iteration is create, probe, command, destroy. The time runs until the command has
-// ended; the destroy is timed by itself. The probe is a short shell script that leaves a
-// marker in the sandbox and fails where it finds one: a sandbox that somebody has used
-// before. Nothing is tried twice: what fails counts as failed.
+// ended; the destroy is timed separately. The probe is a short shell script that leaves a
+// marker in the sandbox and fails if it finds one: then the sandbox was used
+// before. Nothing is retried: a failure counts as failed.
 //
 // Iterations follow each other (Sequential), are launched at a steady pace (Staggered),
 // or all at once (Burst). Of several targets, sequential iterations take turns, in a new
-// order each round; staggered and burst series run one target after the other, for they
+// order each round; staggered and burst series run one target after the other, because they
 // would measure each other.
 //
 // Two more modes take turns as Sequential does, without the probe. Pause makes a sandbox,
-// runs the command once, and pauses it: its time runs from asking to resume until the
+// runs the command once, and pauses it: its time runs from the request to resume until the
 // command has ended again. Restore saves one sandbox of each target; its time runs from
-// asking for a sandbox of that snapshot until the command has ended in it.
+// the request for a sandbox of that snapshot until the command has ended in it.
 package latency
 
 import (
@@ -79,7 +79,7 @@ const (
 // Target is one thing to measure.
 type Target struct {
 	Order api.CreateSandbox // without Key, TTL and Label, which are the run's
-	// Shared says that /tmp is not the sandbox's own, where nothing separates it from the
+	// Shared says that /tmp is not the sandbox's own, because nothing separates it from the
 	// machine: the probe then marks the working directory alone.
 	Shared bool
 }
@@ -135,14 +135,14 @@ func (c *Config) Check() error {
 		}
 	}
 	if c.Depth != "" && c.Pause == 0 {
-		return invalid("the depth %q of a pause is given, and nothing is to be paused", c.Depth)
+		return invalid("the depth %q of a pause is given, but no pause is measured", c.Depth)
 	}
 	if c.Every < MinEvery || c.Every > MaxEvery {
 		return invalid("a launch every %s is out of bounds: want %s to %s", c.Every, MinEvery, MaxEvery)
 	}
 	if c.TTL < MinTTL || c.TTL > MaxTTL {
 		return invalid("a time to live of %s is out of bounds: want %s to %s", c.TTL, MinTTL, MaxTTL).
-			WithHint("it must outlast one iteration, and not keep for long what a killed client leaves")
+			WithHint("it must outlast one iteration, and end soon the sandboxes that a killed client leaves")
 	}
 	return nil
 }

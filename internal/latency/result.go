@@ -57,7 +57,7 @@ type Series struct {
 	FirstReady    Millis `json:"first_ready_ms,omitzero"`
 	LastReady     Millis `json:"last_ready_ms,omitzero"`
 	LastDestroyed Millis `json:"last_destroyed_ms,omitzero"`
-	// Ready sandboxes a second until the last was ready, and thereof per processor of the
+	// Ready sandboxes a second until the last was ready, and the same per processor of the
 	// client's machine.
 	PerSecond float64 `json:"per_second,omitzero"`
 	PerCore   float64 `json:"per_second_per_core,omitzero"`
@@ -79,11 +79,11 @@ type Saved struct {
 }
 
 // Spans are the parts of the time to interactive. Accept, Provision and Ready make up
-// the create: accept is the way to the server and back with what it checks before it
-// has taken the request and says after it is done; provision lasts until the backend has
+// the create: accept is the way to the server and back with its checks before it
+// has accepted the request and its answer when it is done; provision lasts until the backend has
 // made the sandbox, ready until it takes work. They are by the server's clock alone, and
-// left out for what was not made for the request, such as warm sandboxes. Of a restore
-// series, the create is the restore; of a pause series, exec is the command after the
+// left out for sandboxes that were not made for the request, such as warm ones. In a restore
+// series, the create is the restore; in a pause series, exec is the command after the
 // resume, and only resume and exec are in the time to interactive.
 type Spans struct {
 	Create    *Summary `json:"create,omitempty"`
@@ -152,7 +152,7 @@ func (it *Iteration) split(sb *api.Sandbox) {
 	it.Ready = millis(sb.ReadyAt.Sub(sb.ProvisionedAt))
 }
 
-// close works out the figures of a series from its iterations.
+// close computes the figures of a series from its iterations.
 func (s *Series) close(cores int) {
 	pick := func(want func(Iteration) bool, value func(Iteration) Millis) *Summary {
 		var out []Millis

@@ -3,8 +3,6 @@ package latency
 import (
 	"context"
 	"errors"
-	"fmt"
-	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -28,15 +26,15 @@ type Progress struct {
 type Options struct {
 	Cores    int                  // of the client's machine
 	Clean    Broker               // for the last look: what may try again; the measured one if nil
-	CPU      func() time.Duration // processor time of this process; nil if that cannot be told
+	CPU      func() time.Duration // processor time of this process; nil if it is not known
 	Progress func(Progress)       // called after every iteration, never twice at a time
 	Order    func(n int) []int    // the order of the targets in one round; random if nil
 }
 
 // Run measures cfg, which was checked, under the run's ID, which labels every sandbox.
-// Whatever happens it then looks for sandboxes with that label and destroys them; those
-// that withstand are in Result.Left. When ctx ends, work stops, the same look is taken,
-// and the error is ctx's; the Result, never nil, is what was measured until then.
+// In any case it then looks for sandboxes with that label and destroys them; those
+// that remain are in Result.Left. When ctx ends, work stops, the same cleanup is done,
+// and the error is ctx's; the Result, never nil, has what was measured until then.
 func Run(ctx context.Context, b Broker, id string, cfg Config, o Options) (*Result, error) {
 	if o.Clean == nil {
 		o.Clean = b
@@ -61,7 +59,7 @@ func Run(ctx context.Context, b Broker, id string, cfg Config, o Options) (*Resu
 		res.Series = append(res.Series, part(ctx)...)
 	}
 	whole := ctx.Err() == nil
-	// The last look is taken also when nobody waits for the result any more.
+	// The final cleanup is done even if the caller does not wait for the result any more.
 	cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTimeout)
 	left, err := r.clean(cctx, !whole || r.strays)
 	cancel()
@@ -143,8 +141,8 @@ func (r *run) restore(ctx context.Context) []Series {
 	return r.turns(ctx, Restore, r.cfg.Restore, r.save, r.restoreOne)
 }
 
-// turns lets the targets take turns, count times. prepare, if it is not nil, is asked once
-// for each; a target that cannot be prepared, or cannot do what the mode is about, has
+// turns lets the targets take turns, count times. prepare, if it is not nil, is called once
+// for each; a target that cannot be prepared, or does not support the mode, has
 // no further turn.
 func (r *run) turns(ctx context.Context, mode Mode, count int, prepare func(context.Context, *turn) Iteration, one func(context.Context, *turn) Iteration) []Series {
 	series := make([]Series, len(r.cfg.Targets))
@@ -161,7 +159,7 @@ func (r *run) turns(ctx context.Context, mode Mode, count int, prepare func(cont
 	for i, t := range r.cfg.Targets {
 		series[i] = Series{Profile: t.Order.Profile, Mode: mode, Iterations: []Iteration{}}
 		turns[i] = turn{Target: t, series: &series[i], began: began}
-		arms[i] = measure.Arm{Name: t.Order.Profile, Sample: func(ctx context.Context, _ *measure.Set) error {
+		arms[i] = measure.Arm{Name: t.Order.Profile, Sample: func(ctx context.Context, _ bool) error {
 			if out[i] {
 				return measure.ErrDone
 			}
@@ -188,7 +186,7 @@ func (r *run) turns(ctx context.Context, mode Mode, count int, prepare func(cont
 			}
 		}
 	}
-	// It ends early with ctx, which whoever called looks at.
+	// It ends early with ctx, which the caller checks.
 	_, _ = measure.Plan{Rounds: count, Order: r.Order}.Interleave(ctx, arms...)
 	return series
 }
@@ -256,231 +254,13 @@ func (r *run) tell(s *Series, count int) {
 	r.Progress(p)
 }
 
-// Of the probe: what it says and ends with when the sandbox is not fresh.
-const (
-	marker     = ".sandboxer-bench"
-	exitReused = 42
-)
-
-// probe leaves a marker in two places and looks for those of others.
-func (r *run) probe(t Target) []string {
-	dirs := "/tmp /var/tmp"
-	if t.Shared {
-		dirs = "."
-	}
-	// All are looked at before any is marked: one may be another by a link. A place that
-	// cannot be written to is none; one of them must be.
-	script := fmt.Sprintf(`n=1; for d in %[1]s; do f=$d/%[2]s; if [ -e "$f" ]; then echo "$f"; exit %[3]d; fi; done; `+
-		`for d in %[1]s; do (echo %[4]s >"$d/%[2]s") 2>/dev/null && n=0; done; exit $n`, dirs, marker, exitReused, r.id)
-	return []string{"sh", "-c", script}
-}
-
-// iterate makes, tries and destroys one sandbox.
-func (r *run) iterate(ctx context.Context, t *turn) (it Iteration) {
-	start := r.launch(t, &it)
-	defer func() { it.goneAt = time.Since(t.began) }()
-	if !r.create(ctx, t, &it) {
-		return it
-	}
-	defer r.destroy(ctx, &it)
-	begin := time.Now()
-	if !r.cfg.NoProbe {
-		probe := r.probe(t.Target)
-		res, err := r.exec(ctx, it.Sandbox, probe)
-		switch {
-		case err != nil:
-			it.fail("probe", err)
-			return it
-		case res.Code == exitReused:
-			it.fail("probe", sandboxer.E(sandboxer.Failed, nil, "the sandbox was used before: it has %s", strings.TrimSpace(res.Stdout)))
-			it.Reused = true
-			return it
-		case res.Code != 0:
-			it.fail("probe", ended(probe, res))
-			return it
-		}
-		it.Probe = millis(time.Since(begin))
-	}
-	r.command(ctx, t, &it, start)
-	return it
-}
-
-// pauseOne makes one sandbox, uses it, and measures how long it takes to be used again
-// after a pause.
-func (r *run) pauseOne(ctx context.Context, t *turn) (it Iteration) {
-	r.launch(t, &it)
-	defer func() { it.goneAt = time.Since(t.began) }()
-	if !r.create(ctx, t, &it) {
-		return it
-	}
-	defer r.destroy(ctx, &it)
-	if r.command(ctx, t, &it, time.Now()); !it.OK {
-		return it
-	}
-	pctx, cancel := context.WithTimeout(ctx, createTimeout)
-	defer cancel()
-	begin := time.Now()
-	if _, err := r.Pause(pctx, it.Sandbox, api.PauseSandbox{Depth: r.cfg.Depth}); err != nil {
-		it.fail("pause", err)
-		return it
-	}
-	it.Pause = millis(time.Since(begin))
-	rctx, cancel := context.WithTimeout(ctx, createTimeout)
-	defer cancel()
-	start := time.Now()
-	if _, err := r.Resume(rctx, it.Sandbox, api.ResumeSandbox{TTL: r.cfg.TTL}); err != nil {
-		it.fail("resume", err)
-		return it
-	}
-	it.Resume = millis(time.Since(start))
-	r.command(ctx, t, &it, start)
-	return it
-}
-
-// save makes the snapshot of a restore series.
-func (r *run) save(ctx context.Context, t *turn) (it Iteration) {
-	r.launch(t, &it)
-	if !r.create(ctx, t, &it) {
-		it.Step = "snapshot"
-		return it
-	}
-	defer r.destroy(ctx, &it)
-	if r.command(ctx, t, &it, time.Now()); !it.OK {
-		it.Step = "snapshot"
-		return it
-	}
-	// Known to the last look before it exists.
-	name := fmt.Sprintf("bench-%s-%d", r.id, len(r.snapshots)+1)
-	r.snapshots = append(r.snapshots, name)
-	sctx, cancel := context.WithTimeout(ctx, createTimeout)
-	defer cancel()
-	begin := time.Now()
-	snap, err := r.Snapshot(sctx, it.Sandbox, api.CreateSnapshot{Name: name, TTL: snapshotTTL})
-	if err != nil {
-		it.fail("snapshot", err)
-		r.strays = true
-		return it
-	}
-	t.snapshot = snap.ID
-	t.series.Snapshot = &Saved{Kind: snap.Kind, Memory: snap.Memory, Bytes: snap.Bytes, Took: millis(time.Since(begin))}
-	return it
-}
-
-// drop removes the snapshot of a restore series; the last look makes sure of it.
-func (r *run) drop(ctx context.Context, t *turn) {
-	if t.snapshot == "" {
-		return
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), destroyTimeout)
-	defer cancel()
-	_, _ = r.Clean.DropSnapshot(ctx, t.snapshot)
-}
-
-// restoreOne makes one sandbox of the snapshot, tries and destroys it.
-func (r *run) restoreOne(ctx context.Context, t *turn) (it Iteration) {
-	start := r.launch(t, &it)
-	defer func() { it.goneAt = time.Since(t.began) }()
-	made := r.make(ctx, t, &it, "restore", func(ctx context.Context) (*api.Sandbox, error) {
-		return r.Restore(ctx, t.snapshot, api.RestoreSnapshot{TTL: r.cfg.TTL, Labels: map[string]string{Label: r.id}})
-	})
-	if !made {
-		return it
-	}
-	defer r.destroy(ctx, &it)
-	r.command(ctx, t, &it, start)
-	return it
-}
-
-// launch begins an iteration.
-func (r *run) launch(t *turn, it *Iteration) time.Time {
-	start := time.Now()
-	it.N, it.Launch = t.n, millis(start.Sub(t.began))
-	return start
-}
-
-// create makes the sandbox of an iteration.
-func (r *run) create(ctx context.Context, t *turn, it *Iteration) bool {
-	order := t.Order
-	order.TTL = r.cfg.TTL
-	order.Labels = map[string]string{}
-	maps.Copy(order.Labels, t.Order.Labels)
-	order.Labels[Label] = r.id
-	return r.make(ctx, t, it, "create", func(ctx context.Context) (*api.Sandbox, error) { return r.Create(ctx, order) })
-}
-
-func (r *run) make(ctx context.Context, t *turn, it *Iteration, step string, create func(context.Context) (*api.Sandbox, error)) bool {
-	ctx, cancel := context.WithTimeout(ctx, createTimeout)
-	defer cancel()
-	begin := time.Now()
-	sb, err := create(ctx)
-	if err != nil {
-		it.fail(step, err)
-		r.mu.Lock()
-		r.strays = true // it may be on its way all the same
-		r.mu.Unlock()
-		return false
-	}
-	it.Sandbox, it.Create = sb.ID, millis(time.Since(begin))
-	it.split(sb)
-	r.mu.Lock()
-	t.series.Extension = sb.Extension
-	r.mu.Unlock()
-	return true
-}
-
-// command runs the command, after which the sandbox has been interactive since start.
-func (r *run) command(ctx context.Context, t *turn, it *Iteration, start time.Time) {
-	begin := time.Now()
-	res, err := r.exec(ctx, it.Sandbox, r.cfg.Command)
-	if err == nil && res.Code != 0 {
-		err = ended(r.cfg.Command, res)
-	}
-	if err != nil {
-		it.fail("exec", err)
-		return
-	}
-	done := time.Now()
-	it.OK = true
-	it.Exec, it.TTI, it.readyAt = millis(done.Sub(begin)), millis(done.Sub(start)), done.Sub(t.began)
-}
-
-func (r *run) exec(ctx context.Context, ref string, args []string) (*api.ExecResult, error) {
-	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
-	defer cancel()
-	return r.Run(ctx, ref, api.Exec{Args: args, Timeout: api.Duration(commandTimeout)})
-}
-
-// ended describes a command that ended badly.
-func ended(args []string, res *api.ExecResult) error {
-	if res.TimedOut {
-		return sandboxer.E(sandboxer.Timeout, nil, "%s did not end within %s", args[0], commandTimeout)
-	}
-	what := strings.TrimSpace(res.Stderr)
-	if what != "" {
-		what = ": " + what[:min(len(what), 200)]
-	}
-	return sandboxer.E(sandboxer.Failed, nil, "%s ended with %d%s", args[0], res.Code, what)
-}
-
-// destroy ends the sandbox of it, also when the run was interrupted.
-func (r *run) destroy(ctx context.Context, it *Iteration) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), destroyTimeout)
-	defer cancel()
-	begin := time.Now()
-	if _, err := r.Destroy(ctx, it.Sandbox, true); err != nil {
-		it.DestroyError = sandboxer.Message(err)
-		return
-	}
-	it.Destroy = millis(time.Since(begin))
-}
-
-// parallel does work for each of list, a few at a time, also when nobody waits any more.
+// parallel does work for each of list, a few at a time, even if the caller does not wait any more.
 func parallel[T any](list []T, work func(T)) {
 	measure.Load{Count: len(list), Width: 8}.Run(context.Background(), func(i int) error { work(list[i]); return nil })
 }
 
 // claims asks the history of every sandbox whether it was claimed from the warm pool. It is
-// done after everything, to be in nobody's way.
+// done at the end, so that it disturbs no measurement.
 func (r *run) claims(ctx context.Context, series []Series) {
 	var all []*Iteration
 	for i := range series {
@@ -510,7 +290,7 @@ func (r *run) claims(ctx context.Context, series []Series) {
 }
 
 // clean destroys the sandboxes and snapshots of the run and returns those that are left.
-// With late it also waits for what may still be on its way to the server.
+// With late it also waits for requests that may still be on their way to the server.
 func (r *run) clean(ctx context.Context, late bool) (left []string, err error) {
 	const pause = 200 * time.Millisecond
 	looks := 1
@@ -519,8 +299,8 @@ func (r *run) clean(ctx context.Context, late bool) (left []string, err error) {
 	}
 	for more := looks; more > 0; {
 		if left, err = r.look(ctx); err != nil {
-			return left, sandboxer.E(sandboxer.KindOf(err), err, "whether anything is left of the run %s cannot be told: %s", r.id, sandboxer.Message(err)).
-				WithHint("look later: sandboxer ls --label %s=%s; what is left expires by itself", Label, r.id)
+			return left, sandboxer.E(sandboxer.KindOf(err), err, "cannot determine whether anything is left of the run %s: %s", r.id, sandboxer.Message(err)).
+				WithHint("check later: sandboxer ls --label %s=%s; the rest expires automatically", Label, r.id)
 		}
 		more--
 		if len(left) > 0 {
@@ -535,7 +315,7 @@ func (r *run) clean(ctx context.Context, late bool) (left []string, err error) {
 		}
 		if more > 0 && measure.Sleep(ctx, pause) != nil {
 			return left, sandboxer.E(sandboxer.Timeout, ctx.Err(), "%d sandboxes or snapshots of the run %s are not gone yet", len(left), r.id).
-				WithHint("they expire by themselves; to end them now: sandboxer destroy --label %s=%s", Label, r.id)
+				WithHint("they expire automatically; to end them now: sandboxer destroy --label %s=%s", Label, r.id)
 		}
 	}
 	return nil, nil
@@ -543,7 +323,7 @@ func (r *run) clean(ctx context.Context, late bool) (left []string, err error) {
 
 const snapshotPrefix = "snap-" // of IDs
 
-// look lists what is there of the run.
+// look lists what remains of the run.
 func (r *run) look(ctx context.Context) (ids []string, err error) {
 	q := api.SandboxQuery{Labels: map[string]string{Label: r.id}, Limit: sandboxer.MaxPage}
 	for {

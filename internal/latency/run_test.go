@@ -15,7 +15,7 @@ import (
 	"github.com/sand-boxer/sandboxer/api"
 )
 
-// world is a broker whose steps take as long as it is told to, by the test's clock.
+// world is a broker whose steps take a configured time, by the test's clock.
 type world struct {
 	accept, provision, ready, probe, exec, destroy time.Duration
 	pause, resume, snapshot                        time.Duration
@@ -81,7 +81,7 @@ func (w *world) Create(ctx context.Context, r api.CreateSandbox) (*api.Sandbox, 
 	}
 	w.history[sb.ID] = append(w.history[sb.ID], api.Event{Type: sandboxer.EventState, From: from, To: sandboxer.Running})
 	w.mu.Unlock()
-	// From here on it exists, whoever waits.
+	// From here on it exists, even if no caller waits.
 	if err := w.step(ctx, "provision", w.provision); err != nil {
 		return nil, err
 	}
@@ -370,7 +370,7 @@ func TestBurst(t *testing.T) {
 	})
 }
 
-// A failure counts, is not tried again, and is told apart.
+// A failure counts, is not tried again, and is reported separately.
 func TestFailures(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
 		w.fault = func(step string, n int) error {
@@ -482,7 +482,7 @@ func TestWarm(t *testing.T) {
 	})
 }
 
-// An interrupt at any moment leaves nothing, also of creates that nobody waits for.
+// An interrupt at any moment leaves nothing, not even of creates without a waiting caller.
 func TestInterrupted(t *testing.T) {
 	for _, after := range []time.Duration{time.Millisecond, 30 * time.Millisecond, 75 * time.Millisecond, 105 * time.Millisecond, 240 * time.Millisecond} {
 		for _, cfg := range []Config{{Sequential: 100}, {Staggered: 100, Every: 10 * time.Millisecond}, {Burst: []int{100}}, {Pause: 9}, {Restore: 9}} {

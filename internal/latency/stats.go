@@ -14,7 +14,7 @@ func millis(d time.Duration) Millis {
 	return Millis(d.Round(time.Microsecond)) / Millis(time.Millisecond)
 }
 
-// Percentiles are [measure.Percentiles] as results have them.
+// Percentiles are [measure.Percentiles] in the form of results.
 type Percentiles struct {
 	N      int    `json:"n"`
 	Min    Millis `json:"min_ms"`
@@ -24,7 +24,7 @@ type Percentiles struct {
 	Max    Millis `json:"max_ms"`
 }
 
-// Summary is a distribution as it is, and without the extremes: a twentieth of the
+// Summary is a distribution, and the same without the extremes: a twentieth of the
 // values, rounded down, is left out at each end. Of 100 values the trimmed p95 is the
 // 91st and the trimmed p99 the 95th of all: only Raw shows the tail.
 type Summary struct {
@@ -44,7 +44,7 @@ func Summarize(values []Millis) Summary {
 const worst Millis = 10_000
 
 // Score is one figure from 0 to 100 for a series: 60 parts the median, 25 the p95 and 15
-// the p99 of the trimmed times, each 100 at nothing and 0 from ten seconds on, times the
+// the p99 of the trimmed times, each 100 at zero and 0 from ten seconds on, times the
 // share of iterations that succeeded.
 func Score(success float64, trimmed Percentiles) float64 {
 	if trimmed.N == 0 {

@@ -5,18 +5,21 @@ import (
 	"net"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/access"
 	"github.com/sand-boxer/sandboxer/internal/backend"
+	"github.com/sand-boxer/sandboxer/internal/events"
 	"github.com/sand-boxer/sandboxer/internal/halfclose"
+	"github.com/sand-boxer/sandboxer/internal/lifecycle"
 )
 
 // beginStream finds a running sandbox for a principal with scope and notes its use, a stream.
 // end must be called when the use is over. Exhausted: too many uses at once.
 func (m *Manager) beginStream(ctx context.Context, scope sandboxer.Scope, ref string) (b *backend.Backend, h sandboxer.Handle, end func(), err error) {
-	_, b, h, end, err = m.beginUse(ctx, m.streams, scope, ref)
+	_, b, h, end, err = m.beginUse(ctx, m.Streams, scope, ref)
 	return b, h, end, err
 }
 
-func (m *Manager) beginUse(ctx context.Context, kind *limiter, scope sandboxer.Scope, ref string) (sb *sandboxer.Sandbox, b *backend.Backend, h sandboxer.Handle, end func(), err error) {
+func (m *Manager) beginUse(ctx context.Context, kind *access.Limiter, scope sandboxer.Scope, ref string) (sb *sandboxer.Sandbox, b *backend.Backend, h sandboxer.Handle, end func(), err error) {
 	for {
 		sb, b, end, held, err := m.tryUse(ctx, kind, scope, ref)
 		if err != nil {
@@ -25,19 +28,19 @@ func (m *Manager) beginUse(ctx context.Context, kind *limiter, scope sandboxer.S
 		if held == nil {
 			return sb, b, sb.Handle, end, nil
 		}
-		if err := wait(ctx, held); err != nil {
+		if err := events.Wait(ctx, held); err != nil {
 			return nil, nil, h, nil, err
 		}
 	}
 }
 
-// tryUse is beginUse, unless the sandbox is about to end or to be paused because nobody uses it: then
-// it is held until that is committed, and has to be looked at again.
-func (m *Manager) tryUse(ctx context.Context, kind *limiter, scope sandboxer.Scope, ref string) (sb *sandboxer.Sandbox, b *backend.Backend, end func(), held <-chan struct{}, err error) {
+// tryUse is beginUse, unless the sandbox is about to end or to be paused because it is not in use:
+// then it is held until that is committed, and the caller has to look at it again.
+func (m *Manager) tryUse(ctx context.Context, kind *access.Limiter, scope sandboxer.Scope, ref string) (sb *sandboxer.Sandbox, b *backend.Backend, end func(), held <-chan struct{}, err error) {
 	seen := m.usage.seen()
 	sb, err = m.find(ctx, scope, ref)
-	if err == nil && isPaused(sb) && sb.Spec.Profile.AutoResume {
-		sb, err = m.resumeOrWait(ctx, sb, 0)
+	if err == nil && lifecycle.IsPaused(sb) && sb.Spec.Profile.AutoResume {
+		sb, err = m.box(sb).resumeOrWait(ctx, 0)
 	}
 	if err != nil {
 		return nil, nil, nil, nil, err
@@ -51,7 +54,7 @@ func (m *Manager) tryUse(ctx context.Context, kind *limiter, scope sandboxer.Sco
 	if m.ctx.Err() != nil {
 		return nil, nil, nil, nil, errClosing
 	}
-	ended, err := kind.begin(sb.ID, sb.Tenant, sandboxer.PrincipalFrom(ctx))
+	ended, err := kind.Begin(sb.ID, sb.Tenant, sandboxer.PrincipalFrom(ctx))
 	if err != nil {
 		return nil, nil, nil, nil, err
 	}
@@ -90,7 +93,7 @@ func (m *Manager) Exec(ctx context.Context, ref string, cmd sandboxer.Cmd) (sand
 		return sandboxer.Exit{}, err
 	}
 	defer m.wg.Done()
-	_, b, h, end, err := m.beginUse(ctx, m.execs, sandboxer.ScopeWrite, ref)
+	_, b, h, end, err := m.beginUse(ctx, m.Execs, sandboxer.ScopeWrite, ref)
 	if err != nil {
 		return sandboxer.Exit{}, err
 	}
@@ -100,7 +103,7 @@ func (m *Manager) Exec(ctx context.Context, ref string, cmd sandboxer.Cmd) (sand
 	return m.exec(ctx, b, h, cmd)
 }
 
-// exec runs a command, and has the sandbox looked at where its end may be the sandbox's.
+// exec runs a command, and has the sandbox probed where the command's end may be the sandbox's.
 func (m *Manager) exec(ctx context.Context, b *backend.Backend, h sandboxer.Handle, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
 	x, err := b.Exec(ctx, h, cmd)
 	if x.OOMKilled {
@@ -112,7 +115,7 @@ func (m *Manager) exec(ctx context.Context, b *backend.Backend, h sandboxer.Hand
 	return x, m.probeOnError(h, err)
 }
 
-// probeOnError returns err, the end of a use of h's sandbox, and has the sandbox looked at if it
+// probeOnError returns err, the end of a use of h's sandbox, and has the sandbox probed if it
 // may not respond.
 func (m *Manager) probeOnError(h sandboxer.Handle, err error) error {
 	if isKind(err, sandboxer.Unavailable) {

@@ -65,7 +65,7 @@ func TestTenancy(t *testing.T) {
 					t.Errorf("%q differs from %q", err, missing)
 				}
 			}
-			wantErr(t, call(context.Background(), sb.ID), sandboxer.Unauthenticated, "nobody is logged in")
+			wantErr(t, call(context.Background(), sb.ID), sandboxer.Unauthenticated, "you are not logged in")
 			if !slices.Contains(reading, name) {
 				wantErr(t, call(as(sandboxer.DefaultTenant, sandboxer.ScopeRead), sb.ID), sandboxer.Denied, `needs the scope "write"`)
 			}
@@ -85,14 +85,14 @@ func TestTenancy(t *testing.T) {
 		t.Errorf("the administrator sees %v, %v", items, err)
 	}
 	_, err := r.Events(rival, sandboxer.EventQuery{Tenant: sandboxer.DefaultTenant})
-	wantErr(t, err, sandboxer.Denied, "not yours to see")
+	wantErr(t, err, sandboxer.Denied, "you cannot see")
 	if events, err := r.Events(rival, sandboxer.EventQuery{}); err != nil || len(events) != 0 {
 		t.Errorf("the rival sees %v, %v", events, err)
 	}
 	_, err = r.Balance(rival, sandboxer.DefaultTenant)
-	wantErr(t, err, sandboxer.Denied, "not yours to see")
+	wantErr(t, err, sandboxer.Denied, "you cannot see")
 	_, _, err = r.Entries(rival, sandboxer.EntryQuery{Tenant: sandboxer.DefaultTenant})
-	wantErr(t, err, sandboxer.Denied, "not yours to see")
+	wantErr(t, err, sandboxer.Denied, "you cannot see")
 
 	for name, call := range map[string]func(context.Context) error{
 		"grant":  func(ctx context.Context) error { return r.Grant(ctx, sandboxer.DefaultTenant, 1, "", "") },

@@ -16,7 +16,7 @@ type AgentVisit struct {
 }
 
 // VisitAgent opens the way to the agent of a running sandbox, for the principal in ctx, who
-// needs the write scope: whoever reaches the agent may do everything inside. A paused
+// needs the write scope: a caller that reaches the agent may do everything inside. A paused
 // sandbox is resumed where its profile allows that. Kinds: NotFound, Conflict (it does not
 // run), Exhausted (too many uses at once), Unsupported when the extension has no agent in
 // its sandboxes.
@@ -30,7 +30,7 @@ func (m *Manager) VisitAgent(ctx context.Context, ref string) (*AgentVisit, erro
 		return nil, err
 	}
 	if !b.Can(sandboxer.CanAgent) { // before a paused one is resumed for nothing
-		return nil, backend.Lacks(sb.Extension, sandboxer.CanAgent).WithHint("there is no agent in its sandboxes")
+		return nil, backend.Lacks(sb.Extension, sandboxer.CanAgent).WithHint("its sandboxes have no agent")
 	}
 	// It ends with the caller's key, and with everything that ends the use of a port.
 	bound, release := m.Bind(context.WithoutCancel(ctx), sandboxer.PrincipalFrom(ctx))
@@ -39,11 +39,11 @@ func (m *Manager) VisitAgent(ctx context.Context, ref string) (*AgentVisit, erro
 		return nil, err
 	}
 	v := &AgentVisit{}
-	err = m.beginVisit(ctx, bound, &v.visit, m.streams, sb.Ref(), func(now *sandboxer.Sandbox, running bool) error {
+	err = m.beginVisit(ctx, bound, &v.visit, m.Streams, sb.Ref(), func(now *sandboxer.Sandbox, running bool) error {
 		switch {
 		case running:
 		case now.State == sandboxer.Running:
-			return sandboxer.E(sandboxer.Conflict, nil, "sandbox %s was paused and resumed at this moment", now.Shown()).WithHint("try again")
+			return sandboxer.E(sandboxer.Conflict, nil, "sandbox %s was paused and resumed meanwhile", now.Shown()).WithHint("try again")
 		default:
 			return notRunning(now)
 		}
@@ -63,7 +63,7 @@ func (v *AgentVisit) Sandbox() (id string, generation int) {
 	return v.visit.SandboxID, v.visit.Generation
 }
 
-// Context ends, with the reason as its cause, when the visitor has to go: the sandbox
+// Context ends, with the reason as its cause, when the visit has to end: the sandbox
 // stopped running, the key was revoked or expired, the manager closes, or End was called.
 func (v *AgentVisit) Context() context.Context { return v.visit.Ctx }
 

@@ -8,39 +8,41 @@ import (
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/access"
+	"github.com/sand-boxer/sandboxer/internal/lifecycle"
 )
 
 // The invariants that Audit checks. They are kept at every instant, also by a broker
 // that dies, except where a grace is named.
 const (
-	invObject    = "every object outside belongs to one living sandbox"
+	invObject    = "every object of a backend belongs to one live sandbox"
 	invTwice     = "no generation has two objects"
-	invAsked     = "every extension says what it has" // what was not checked is not sound
+	invAsked     = "every extension lists its objects" // what was not checked is not sound
 	invStates    = "states follow the table, each change with cause and actor"
-	invState     = "a record is in the state its last event says"
+	invState     = "a record has the state of its last event"
 	invNegate    = "no tenant has spent more than it was granted"
 	invResolve   = "a hold is resolved once: an ended sandbox has nothing on hold"
 	invOver      = "no more is charged than was on hold"
-	invCost      = "what a sandbox cost is what was posted for it"
-	invQuote     = "what is on hold for a living sandbox is what was quoted"
-	invExpired   = "no sandbox runs past its expiry"     // but for two sweeps
-	invCurrent   = "no record is older than its sandbox" // the database did not go back, or that is settled
+	invCost      = "the cost of a sandbox is the amount that was posted for it"
+	invQuote     = "the hold of a live sandbox is the amount that was quoted"
+	invExpired   = "no sandbox runs past its expiry"     // except for two sweeps
+	invCurrent   = "no record is older than its sandbox" // the database did not go back, or was accepted
 	invWhole     = "every record can be read"
-	invSaved     = "a paused sandbox has a sealed snapshot, or an object that stands still"
-	invForm      = "a sealed snapshot is kept in every form that it says"
-	invRead      = "what is kept of a snapshot is what was saved"
-	invKept      = "what is kept of snapshots belongs to one that is not dropped"
-	invCache     = "what is kept for later sandboxes is within its bounds"
-	invForgotten = "what was given up is gone"
-	invOwn       = "a snapshot that the broker made for itself is needed" // but for two sweeps
-	invName      = "a name means one living sandbox of its tenant"
-	invPooled    = "what is in a pool is nobody's, and whoever has a sandbox is known"
-	invPool      = "a pool has what its profile makes now, and no more than that asks for" // but for two sweeps
+	invSaved     = "a paused sandbox has a sealed snapshot, or a frozen object"
+	invForm      = "a sealed snapshot is stored in every form that its record names"
+	invRead      = "the stored files of a snapshot are unchanged"
+	invKept      = "stored files belong to a snapshot that is not dropped"
+	invCache     = "caches are within their limits"
+	invForgotten = "the leftovers of a forgotten sandbox are gone"
+	invOwn       = "a snapshot of a pause or a fork is still needed" // except for two sweeps
+	invName      = "a name belongs to one live sandbox of its tenant"
+	invPooled    = "a sandbox in a pool has no tenant, and every other sandbox has one"
+	invPool      = "a pool has only sandboxes that its profile makes now, and no more than its size" // except for two sweeps
 )
 
 // Audit compares the database with itself and with what every backend lists, and
-// says where the two differ. It changes nothing and needs the admin scope. That a backend,
-// or a part of it, cannot be asked is one of the violations, beside those of the rest.
+// says where the two differ. It changes nothing and needs the admin scope. A backend, or
+// a part of it, that cannot be asked is one of the violations, in addition to those of the rest.
 func (m *Manager) Audit(ctx context.Context) (Audit, error) { return m.audit(ctx, false) }
 
 // DeepAudit is Audit, and reads all that is kept of every portable snapshot, one after
@@ -51,16 +53,22 @@ func (m *Manager) DeepAudit(ctx context.Context) (Audit, error) { return m.audit
 const maxViolations = 1000
 
 func (m *Manager) audit(ctx context.Context, deep bool) (Audit, error) {
-	if _, err := may(ctx, sandboxer.ScopeAdmin); err != nil {
+	if _, err := access.May(ctx, sandboxer.ScopeAdmin); err != nil {
 		return Audit{}, err
 	}
-	a := Audit{Violations: []Violation{}, named: map[generationKey]bool{}, deep: deep}
-	for _, check := range []func(context.Context, *Audit) error{m.auditObjects, m.auditHistory, m.auditLedger, m.auditRecords, m.auditPools, m.auditSnapshots, m.auditCaches, m.auditForgotten} {
-		if err := check(ctx, &a); err != nil {
-			return a, err
+	a := &auditing{m: m, Audit: Audit{Violations: []Violation{}, named: map[generationKey]bool{}, deep: deep}}
+	for _, check := range []func(context.Context) error{a.auditObjects, a.auditHistory, a.auditLedger, a.auditRecords, a.auditPools, a.auditSnapshots, a.auditCaches, a.auditForgotten} {
+		if err := check(ctx); err != nil {
+			return a.Audit, err
 		}
 	}
-	return a, nil
+	return a.Audit, nil
+}
+
+// auditing is an audit under way.
+type auditing struct {
+	Audit
+	m *Manager
 }
 
 func (a *Audit) violated(invariant, id, format string, args ...any) {
@@ -85,12 +93,12 @@ func (a *Audit) damaged(sb *sandboxer.Sandbox) {
 	}
 }
 
-// auditObjects holds listings against the database. What does not fit is looked at
-// again: between the two looks it may have been torn down.
-func (m *Manager) auditObjects(ctx context.Context, a *Audit) error {
-	for _, e := range m.extensions() {
+// auditObjects compares listings with the database. It looks again at what does not match:
+// the object may have been torn down between the two looks.
+func (a *auditing) auditObjects(ctx context.Context) error {
+	for _, e := range a.m.extensions() {
 		if e.Backend == nil { // what was never used has nothing that could be missed
-			items, _, err := m.store.Sandboxes(ctx, sandboxer.Query{Extension: e.Info.ID, Limit: 1})
+			items, _, err := a.m.store.Sandboxes(ctx, sandboxer.Query{Extension: e.Info.ID, Limit: 1})
 			if err != nil {
 				return err
 			}
@@ -99,7 +107,7 @@ func (m *Manager) auditObjects(ctx context.Context, a *Audit) error {
 			}
 			continue
 		}
-		suspects, n, silent, err := m.unexplained(ctx, e)
+		suspects, n, silent, err := e.unexplained(ctx)
 		if err != nil {
 			return err
 		}
@@ -110,7 +118,7 @@ func (m *Manager) auditObjects(ctx context.Context, a *Audit) error {
 		if len(suspects) == 0 {
 			continue
 		}
-		again, _, _, err := m.unexplained(ctx, e)
+		again, _, _, err := e.unexplained(ctx)
 		if err != nil {
 			return err
 		}
@@ -123,13 +131,13 @@ func (m *Manager) auditObjects(ctx context.Context, a *Audit) error {
 	return nil
 }
 
-// unexplained looks at what the extension lists, and says in silent why that may not be all.
-func (m *Manager) unexplained(ctx context.Context, e *extension) (out map[objectKey]Violation, n int, silent, err error) {
+// unexplained checks what the extension lists; silent says why the list may be incomplete.
+func (e *extension) unexplained(ctx context.Context) (out map[objectKey]Violation, n int, silent, err error) {
 	if e.Backend == nil || !e.Backend.Can(sandboxer.CanList) {
 		return nil, 0, nil, nil
 	}
 	count := map[objectKey]int{}
-	for h, err := range e.Backend.ListRunning(ctx, m.opts.Owner) {
+	for h, err := range e.Backend.ListRunning(ctx, e.m.opts.Owner) {
 		if ctx.Err() != nil {
 			return nil, 0, nil, context.Cause(ctx)
 		}
@@ -141,14 +149,14 @@ func (m *Manager) unexplained(ctx context.Context, e *extension) (out map[object
 	}
 	out = map[objectKey]Violation{}
 	for s, n := range count {
-		_, v, err := m.recordStatusOf(ctx, s)
+		_, v, err := e.m.recordStatusOf(ctx, s)
 		switch {
 		case err != nil:
 			return nil, 0, nil, err
 		case v == recordMissing:
-			out[s] = Violation{invObject, s.id, m.quarantineText(e, s)}
+			out[s] = Violation{invObject, s.id, e.quarantineText(s)}
 		case v == recordEnded:
-			out[s] = Violation{invObject, s.id, fmt.Sprintf("%s has generation %d of it, the database has no living one", e.Info.ID, s.generation)}
+			out[s] = Violation{invObject, s.id, fmt.Sprintf("%s has generation %d of it, the database has no live one", e.Info.ID, s.generation)}
 		case n > 1:
 			out[s] = Violation{invTwice, s.id, fmt.Sprintf("%s lists generation %d of it %d times", e.Info.ID, s.generation, n)}
 		}
@@ -163,11 +171,11 @@ type generationKey struct {
 }
 
 // auditHistory replays the events.
-func (m *Manager) auditHistory(ctx context.Context, a *Audit) error {
+func (a *auditing) auditHistory(ctx context.Context) error {
 	states := map[generationKey]sandboxer.State{}
 	q := sandboxer.EventQuery{Limit: sandboxer.MaxPage}
 	for {
-		events, err := m.store.Events(ctx, q)
+		events, err := a.m.store.Events(ctx, q)
 		if err != nil {
 			return err
 		}
@@ -195,21 +203,21 @@ func (m *Manager) auditHistory(ctx context.Context, a *Audit) error {
 		}
 	}
 	for k, state := range states {
-		if err := m.auditState(ctx, a, k, state); err != nil {
+		if err := a.auditState(ctx, k, state); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (m *Manager) auditState(ctx context.Context, a *Audit, k generationKey, state sandboxer.State) error {
-	sb, err := m.recheckRecord(ctx, k, func(sb *sandboxer.Sandbox) (bool, error) {
+func (a *auditing) auditState(ctx context.Context, k generationKey, state sandboxer.State) error {
+	sb, err := a.m.recheckRecord(ctx, k, func(sb *sandboxer.Sandbox) (bool, error) {
 		if sb.State == state {
 			return true, nil
 		}
 		q := sandboxer.EventQuery{SandboxID: k.id, Limit: sandboxer.MaxPage} // it may have moved on since
 		for {
-			events, err := m.store.Events(ctx, q)
+			events, err := a.m.store.Events(ctx, q)
 			for _, ev := range events {
 				q.After = ev.Seq
 				if ev.Type == sandboxer.EventState && ev.Generation == k.generation {
@@ -234,8 +242,8 @@ func (m *Manager) auditState(ctx context.Context, a *Audit, k generationKey, sta
 	return nil
 }
 
-// recheckRecord calls judge with the record of k until it finds all well, or nobody has
-// changed the record meanwhile, and returns the record judged.
+// recheckRecord calls judge with the record of k until judge finds no fault, or the record did
+// not change meanwhile, and returns the record judged.
 func (m *Manager) recheckRecord(ctx context.Context, k generationKey, judge func(*sandboxer.Sandbox) (bool, error)) (*sandboxer.Sandbox, error) {
 	sb, err := m.store.SandboxGeneration(ctx, k.id, k.generation)
 	for err == nil {
@@ -283,10 +291,10 @@ func (b *ledgerSums) fault(sb *sandboxer.Sandbox) (invariant, detail string) {
 }
 
 // auditLedger adds up the whole ledger.
-func (m *Manager) auditLedger(ctx context.Context, a *Audit) error {
+func (a *auditing) auditLedger(ctx context.Context) error {
 	sums := map[generationKey]*ledgerSums{}
 	tenants := map[string]sandboxer.Credits{}
-	err := m.entries(ctx, sandboxer.EntryQuery{}, func(e sandboxer.Entry) {
+	err := a.m.entries(ctx, sandboxer.EntryQuery{}, func(e sandboxer.Entry) {
 		a.Checked++
 		if e.SandboxID != "" {
 			k := generationKey{e.SandboxID, e.Generation}
@@ -308,12 +316,12 @@ func (m *Manager) auditLedger(ctx context.Context, a *Audit) error {
 	}
 	for k, sum := range sums {
 		var invariant, detail string
-		sb, err := m.recheckRecord(ctx, k, func(sb *sandboxer.Sandbox) (bool, error) {
+		sb, err := a.m.recheckRecord(ctx, k, func(sb *sandboxer.Sandbox) (bool, error) {
 			if invariant, detail = sum.fault(sb); invariant == "" {
 				return true, nil
 			}
 			now := &ledgerSums{} // it may have been settled since
-			err := m.entries(ctx, sandboxer.EntryQuery{SandboxID: k.id}, func(e sandboxer.Entry) {
+			err := a.m.entries(ctx, sandboxer.EntryQuery{SandboxID: k.id}, func(e sandboxer.Entry) {
 				if e.Generation == k.generation {
 					now.add(e)
 				}
@@ -356,58 +364,65 @@ func (m *Manager) entries(ctx context.Context, q sandboxer.EntryQuery, f func(sa
 	}
 }
 
-func (m *Manager) auditRecords(ctx context.Context, a *Audit) error {
+func (a *auditing) auditRecords(ctx context.Context) error {
 	names := map[[2]string]string{}
-	return m.records(ctx, sandboxer.Query{States: liveStates}, func(sb *sandboxer.Sandbox) {
+	held, at := a.m.hold.held(), time.Now()
+	if held {
+		a.violated(invCurrent, "", "%s", a.m.heldText())
+	}
+	return a.m.records(ctx, sandboxer.Query{States: liveStates}, func(sb *sandboxer.Sandbox) {
 		a.Checked++
 		if sb.Damaged != "" {
 			a.damaged(sb)
 			return
 		}
-		if sb.Unconfirmed != "" {
-			a.violated(invCurrent, sb.ID, "%s", unconfirmedText(sb))
-		}
-		if over := time.Since(sb.ExpiresAt); sb.Unconfirmed == "" && hasReadyObject(sb) && !sb.ExpiresAt.IsZero() && over > 2*m.opts.SweepEvery+m.opts.Grace {
+		over := at.Sub(sb.ExpiresAt)
+		switch {
+		case lifecycle.MayBeClaimed(sb):
+			a.violated(invCurrent, sb.ID, "%s", claimedText(sb))
+		case held && isOverdue(sb, at):
+			a.violated(invCurrent, sb.ID, "%s", overdueText(sb))
+		case !held && lifecycle.HasReadyObject(sb) && !sb.ExpiresAt.IsZero() && over > 2*a.m.opts.SweepEvery+a.m.opts.Grace:
 			a.violated(invExpired, sb.ID, "it expired %s ago", over.Round(time.Second))
 		}
 		if sb.Name != "" {
 			key := [2]string{sb.Tenant, sb.Name}
 			if other := names[key]; other != "" {
-				a.violated(invName, sb.ID, "it is called %q, as %s is", sb.Name, other)
+				a.violated(invName, sb.ID, "it has the name %q, like %s", sb.Name, other)
 			}
 			names[key] = sb.ID
 		}
 	})
 }
 
-// auditPools holds what waits against the profiles that it waits for. Claims, changes
-// and failures leave some too many for a moment: what tends the pools has its time.
-func (m *Manager) auditPools(ctx context.Context, a *Audit) error {
+// auditPools compares waiting sandboxes with their profiles. Claims, changes and failures leave
+// some too many for a moment: the pool keeper gets time to correct that.
+func (a *auditing) auditPools(ctx context.Context) error {
 	late := func(since ...time.Time) bool {
-		return time.Since(slices.MaxFunc(since, time.Time.Compare)) > 2*m.opts.SweepEvery+m.opts.Grace
+		return time.Since(slices.MaxFunc(since, time.Time.Compare)) > 2*a.m.opts.SweepEvery+a.m.opts.Grace
 	}
 	waiting := map[*pool]int{}
-	return m.records(ctx, sandboxer.Query{States: liveStates}, func(sb *sandboxer.Sandbox) {
-		if sb.Damaged != "" || sb.Unconfirmed != "" {
+	return a.m.records(ctx, sandboxer.Query{States: liveStates}, func(sb *sandboxer.Sandbox) {
+		if sb.Damaged != "" || lifecycle.MayBeClaimed(sb) {
 			return
 		}
 		switch sb.State {
 		case sandboxer.Warm:
-			if !isPooled(sb) {
+			if !lifecycle.IsPooled(sb) {
 				a.violated(invPooled, sb.ID, "it is warm and belongs to tenant %q, pool %q", sb.Tenant, sb.Pool)
 				return
 			}
 		case sandboxer.Running, sandboxer.Pausing, sandboxer.Paused:
-			if isPooled(sb) {
-				a.violated(invPooled, sb.ID, "it is %s, was in a pool, and belongs to nobody", sb.State)
+			if lifecycle.IsPooled(sb) {
+				a.violated(invPooled, sb.ID, "it is %s, was in a pool, and has no tenant", sb.State)
 			}
 			return
 		default:
 			return
 		}
-		p := m.poolOf(sb.Profile)
+		p := a.m.poolOf(sb.Profile)
 		if p == nil {
-			if late(m.started, sb.PooledAt) {
+			if late(a.m.started, sb.PooledAt) {
 				a.violated(invPool, sb.ID, "it waits for profile %s, which keeps no pool", sb.Profile)
 			}
 			return
@@ -416,12 +431,12 @@ func (m *Manager) auditPools(ctx context.Context, a *Audit) error {
 		key, since := p.key, p.keySince
 		p.mu.Unlock()
 		if key != "" && sb.Pool != key {
-			if late(m.started, sb.PooledAt, since) {
+			if late(a.m.started, sb.PooledAt, since) {
 				a.violated(invPool, sb.ID, "it is not what profile %s makes now", sb.Profile)
 			}
 			return
 		}
-		if late(m.started, sb.PooledAt) {
+		if late(a.m.started, sb.PooledAt) {
 			if waiting[p]++; waiting[p] > p.profile.Pool.Size {
 				a.violated(invPool, sb.ID, "it is one more than the %d that profile %s keeps", p.profile.Pool.Size, sb.Profile)
 			}
@@ -429,19 +444,19 @@ func (m *Manager) auditPools(ctx context.Context, a *Audit) error {
 	})
 }
 
-// auditSnapshots holds the records of snapshots against their store and the sandboxes
-// that need them. What does not fit is looked at again: it may have moved on.
-func (m *Manager) auditSnapshots(ctx context.Context, a *Audit) error {
-	withStore := m.auditSnapshotStore(ctx, a)
+// auditSnapshots compares the records of snapshots with their store and with the sandboxes
+// that need them. It looks again at what does not match: the record may have changed.
+func (a *auditing) auditSnapshots(ctx context.Context) error {
+	withStore := a.auditSnapshotStore(ctx)
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	suspects, n, err := m.unsoundSnapshots(ctx, withStore)
+	suspects, n, err := a.m.unsoundSnapshots(ctx, withStore)
 	a.Checked += n
 	if err != nil || len(suspects) == 0 {
 		return err
 	}
-	again, _, err := m.unsoundSnapshots(ctx, withStore)
+	again, _, err := a.m.unsoundSnapshots(ctx, withStore)
 	for k, v := range suspects {
 		if _, ok := again[k]; ok && !a.isReported(v) {
 			a.add(v)
@@ -450,7 +465,7 @@ func (m *Manager) auditSnapshots(ctx context.Context, a *Audit) error {
 	return err
 }
 
-// isReported reports whether v says of somebody that he could not be asked, which is said already.
+// isReported reports whether v names a backend that could not be asked, and is reported already.
 func (a *Audit) isReported(v Violation) bool {
 	who, _, _ := strings.Cut(v.Detail, ":")
 	return v.Invariant == invAsked && slices.ContainsFunc(a.Violations, func(o Violation) bool {
@@ -459,14 +474,14 @@ func (a *Audit) isReported(v Violation) bool {
 }
 
 // auditSnapshotStore names the snapshots whose files cannot be read: their manifests, or, in a deep
-// audit, any of what they consist of. What several share is read for each, and named for
-// each. It reports whether the store answers: one that does not is named once, and not asked
+// audit, any of their data. Data that several snapshots share is read and named for each of
+// them. It reports whether the store answers: one that does not is named once, and not asked
 // for more.
-func (m *Manager) auditSnapshotStore(ctx context.Context, a *Audit) bool {
-	if m.opts.SnapshotStore == nil {
+func (a *auditing) auditSnapshotStore(ctx context.Context) bool {
+	if a.m.opts.SnapshotStore == nil {
 		return false
 	}
-	ids, err := m.opts.SnapshotStore.List(ctx)
+	ids, err := a.m.opts.SnapshotStore.List(ctx)
 	if err != nil {
 		a.violated(invAsked, "", "%s: %s", storeName, sandboxer.Message(err))
 		return false
@@ -474,19 +489,19 @@ func (m *Manager) auditSnapshotStore(ctx context.Context, a *Audit) bool {
 	for i, id := range ids {
 		a.Checked++
 		began := time.Now()
-		err := m.opts.SnapshotStore.Check(ctx, id, a.deep)
+		err := a.m.opts.SnapshotStore.Check(ctx, id, a.deep)
 		if ctx.Err() != nil {
 			return false
 		}
 		if hung(err, began) {
-			a.violated(invAsked, "", "%s: snapshot %s could not be read, and %d more were not looked at: %s", storeName, id, len(ids)-i-1, sandboxer.Message(err))
+			a.violated(invAsked, "", "%s: snapshot %s could not be read, and %d more were not checked: %s", storeName, id, len(ids)-i-1, sandboxer.Message(err))
 			return false
 		}
 		if err == nil || isKind(err, sandboxer.NotFound) { // dropped meanwhile
 			continue
 		}
 		of := ""
-		if rec, rerr := m.store.Snapshot(ctx, id); rerr == nil {
+		if rec, rerr := a.m.store.Snapshot(ctx, id); rerr == nil {
 			of = rec.SandboxID
 		}
 		switch sandboxer.KindOf(err) {
@@ -537,7 +552,7 @@ func (m *Manager) unsoundSnapshots(ctx context.Context, withStore bool) (map[str
 	}
 	for id := range kept {
 		if living[id] == nil && unknown[id] == nil {
-			violated(invKept, id, "", "files of snapshot %s are kept, and there is no such snapshot", id)
+			violated(invKept, id, "", "there are stored files of snapshot %s, which does not exist", id)
 		}
 	}
 	for name, err := range silent {
@@ -545,22 +560,20 @@ func (m *Manager) unsoundSnapshots(ctx context.Context, withStore bool) (map[str
 	}
 	err = m.records(ctx, sandboxer.Query{States: []sandboxer.State{sandboxer.Paused}}, func(sb *sandboxer.Sandbox) {
 		rec := living[sb.Pause.Snapshot]
-		if !hasReadyObject(sb) && (rec == nil || rec.State != sandboxer.SnapshotSealed) {
+		if !lifecycle.HasReadyObject(sb) && (rec == nil || rec.State != sandboxer.SnapshotSealed) {
 			violated(invSaved, sb.ID, sb.ID, "it is paused to snapshot %q, which is not sealed", sb.Pause.Snapshot)
 		}
 	})
 	return out, n, err
 }
 
-// unsoundSnapshot tells violated what is wrong with one record. lacksFiles says that the store
-// of portable snapshots has nothing of it.
+// unsoundSnapshot calls violated with what is wrong with one record. lacksFiles says that the store
+// of portable snapshots has none of its files.
 func (m *Manager) unsoundSnapshot(ctx context.Context, rec *sandboxer.SnapshotRecord, lacksFiles bool, violated func(invariant, format string, args ...any)) error {
 	switch {
 	case rec.Damaged != "":
 		violated(invWhole, "%s", snapshotRecords.violate(rec).Detail)
 		return nil
-	case rec.Unconfirmed && rec.State == sandboxer.SnapshotSaving:
-		violated(invCurrent, "the database went back to when snapshot %s was being saved; it is kept until somebody decides; sandboxer snapshot rm %s", rec.ID, rec.ID)
 	}
 	if rec.State != sandboxer.SnapshotSealed {
 		return nil
@@ -569,7 +582,7 @@ func (m *Manager) unsoundSnapshot(ctx context.Context, rec *sandboxer.SnapshotRe
 		violated(invForm, "snapshot %s is sealed without the extension's receipt", rec.ID)
 	}
 	if rec.Kind.Has(sandboxer.SnapshotPortable) && (rec.Portable.Digest == "" || lacksFiles) {
-		violated(invForm, "snapshot %s is sealed, and its files are not kept", rec.ID)
+		violated(invForm, "snapshot %s is sealed, but its files are missing", rec.ID)
 	}
 	why, err := m.whyDrop(ctx, rec, time.Now())
 	if err != nil {

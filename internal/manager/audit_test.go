@@ -8,6 +8,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/adapters/fake"
+	"github.com/sand-boxer/sandboxer/internal/events"
 )
 
 // TestAuditFinds spoils the database in every way the audit knows.
@@ -44,12 +45,12 @@ func TestAuditFinds(t *testing.T) {
 		spec := sandboxer.Spec{ID: sandboxer.NewID(), Generation: 1, Owner: "test", Warm: true}
 		sb := &sandboxer.Sandbox{ID: spec.ID, Generation: 1, Profile: profile, Extension: "ext.fake", State: sandboxer.Creating,
 			Spec: spec, Pool: key, PooledAt: at, CreatedAt: at, ExpiresAt: now().Add(time.Hour)}
-		first := event(admin, sb, sandboxer.EventState, "")
+		first := events.Of(admin, sb, sandboxer.EventState, "")
 		first.To, first.Cause = sandboxer.Creating, sandboxer.ReasonPool
 		if err := r.store.CreateSandbox(r.t.Context(), sb, sandboxer.Writes{Events: []sandboxer.Event{first}}); err != nil {
 			r.t.Fatal(err)
 		}
-		ready := event(admin, sb, sandboxer.EventState, "")
+		ready := events.Of(admin, sb, sandboxer.EventState, "")
 		ready.From, ready.To, ready.Cause = sandboxer.Creating, sandboxer.Warm, sandboxer.ReasonPool
 		write(r, sandboxer.Writes{Events: []sandboxer.Event{ready}})
 		change(r, sb.ID, func(sb *sandboxer.Sandbox) { sb.State = sandboxer.Warm })
@@ -96,7 +97,7 @@ func TestAuditFinds(t *testing.T) {
 				r.t.Fatal(err)
 			}
 			for _, to := range []sandboxer.State{sandboxer.Creating, sandboxer.Running} {
-				ev := event(acme, sb, sandboxer.EventState, "")
+				ev := events.Of(acme, sb, sandboxer.EventState, "")
 				ev.From, ev.To, ev.Cause = sb.State, to, sandboxer.ReasonPool
 				write(r, sandboxer.Writes{Events: []sandboxer.Event{ev}})
 				change(r, id, func(sb *sandboxer.Sandbox) { sb.State = to })
@@ -113,13 +114,13 @@ func TestAuditFinds(t *testing.T) {
 		}, ""},
 		"a leap": {func(r *rig) {
 			sb := r.create(sandboxer.CreateRequest{})
-			ev := event(acme, sb, sandboxer.EventState, "")
+			ev := events.Of(acme, sb, sandboxer.EventState, "")
 			ev.From, ev.To, ev.Cause = sandboxer.Terminated, sandboxer.Running, sandboxer.ReasonRequested
 			write(r, sandboxer.Writes{Events: []sandboxer.Event{ev}})
 		}, invStates},
 		"a change by nobody": {func(r *rig) {
 			sb := r.create(sandboxer.CreateRequest{})
-			ev := event(acme, sb, sandboxer.EventState, "")
+			ev := events.Of(acme, sb, sandboxer.EventState, "")
 			ev.From, ev.To, ev.Cause, ev.Actor = sandboxer.Running, sandboxer.Pausing, sandboxer.ReasonRequested, ""
 			change(r, sb.ID, func(sb *sandboxer.Sandbox) { sb.State = sandboxer.Pausing })
 			write(r, sandboxer.Writes{Events: []sandboxer.Event{ev}})

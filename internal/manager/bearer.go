@@ -2,49 +2,38 @@ package manager
 
 import (
 	"context"
-	"crypto/hmac"
-	"crypto/sha256"
-	"encoding/base64"
-	"encoding/binary"
 	"errors"
 	"io"
 	"io/fs"
 	"iter"
-	"strings"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/access"
 	"github.com/sand-boxer/sandboxer/internal/backend"
+	"github.com/sand-boxer/sandboxer/internal/lifecycle"
 )
 
-// BearerTokenPrefix begins every token of BearerToken, so that leaked ones are recognized.
-const BearerTokenPrefix = "sbx_box_"
-
-// BearerToken returns what lets its bearer, without any other credential, run commands and use
-// files in sb, for callers that can send nothing but a URL. It is the same for the whole life
-// of sb, pauses and restarts of the broker included, and ends with it: the next sandbox of the
+// BearerToken returns a token whose bearer may, without any other credential, run commands and use
+// files in sb. It is for callers that can send nothing but a URL. It is the same for the whole life
+// of sb, across pauses and restarts of the broker, and ends with it: the next sandbox of the
 // ID has another one.
 func (m *Manager) BearerToken(sb *sandboxer.Sandbox) sandboxer.Secret {
-	b := binary.BigEndian.AppendUint32(nil, uint32(sb.Generation))
-	return sandboxer.Secret(BearerTokenPrefix + base64.RawURLEncoding.EncodeToString(append(b, m.ports.bearerMAC(sb.ID, b)...)))
-}
-
-func (a *portAccess) bearerMAC(id string, generation []byte) []byte {
-	return keyedDigest(a.key, "sandboxer bearer\x00", append([]byte(id+"\x00"), generation...)) // no ID has a NUL
+	return m.ports.SignBearer(sb.ID, sb.Generation)
 }
 
 var (
-	errNoBearer = sandboxer.E(sandboxer.Unauthenticated, nil, "there is no such sandbox, or its token is another one").
-			WithHint("ask for the sandbox again: the answer has its URL")
-	// ErrSandboxOver is what a Bearer gets once its sandbox has ended. Kind: NotFound, which a file that is not
-	// there has too.
+	errNoBearer = sandboxer.E(sandboxer.Unauthenticated, nil, "there is no such sandbox, or the token is wrong").
+			WithHint("get the sandbox again: the answer has its URL")
+	// ErrSandboxOver is the error that a Bearer gets once its sandbox has ended. Kind: NotFound, as for a
+	// missing file.
 	ErrSandboxOver error = sandboxer.E(sandboxer.NotFound, nil, "this sandbox has ended").
 			WithHint("create a new one, which has a URL of its own")
 )
 
-// A Bearer is whoever came with a token of BearerToken. Each method is one use of the sandbox, by which a paused one
-// is resumed whatever its profile says, since its bearer has no other way to; it ends, with what
-// it does inside, when the sandbox stops running, which is Unavailable. All of them fail with
-// ErrSandboxOver once the sandbox has ended, and otherwise as the Manager's of the same name do.
+// A Bearer is a caller with a token of BearerToken. Each method is one use of the sandbox. It resumes a
+// paused sandbox whatever its profile says, since the bearer has no other way to. A use ends, with all
+// that it does inside, when the sandbox stops running, which is Unavailable. All methods fail with
+// ErrSandboxOver once the sandbox has ended, and otherwise as the Manager's methods of that name do.
 type Bearer struct {
 	m          *Manager
 	id         string // Sandbox.ID
@@ -52,20 +41,14 @@ type Bearer struct {
 	p          sandboxer.Principal
 }
 
-// Bearer returns the way in that token opens to the sandbox whose Sandbox.ID is id, and its record.
-// Every token that is not good is the same Unauthenticated; a good one of a sandbox that has ended
+// Bearer returns the access that token gives to the sandbox whose Sandbox.ID is id, and its record.
+// Every token that is not valid is the same Unauthenticated; a valid one of a sandbox that has ended
 // is NotFound.
 func (m *Manager) Bearer(ctx context.Context, id string, token sandboxer.Secret) (*Bearer, *sandboxer.Sandbox, error) {
-	text, ok := strings.CutPrefix(token.Reveal(), BearerTokenPrefix)
-	const size = 4 + sha256.Size
-	if !ok || len(text) != base64.RawURLEncoding.EncodedLen(size) || sandboxer.CheckID(id) != nil {
+	generation, ok := m.ports.ReadBearer(id, token)
+	if !ok {
 		return nil, nil, errNoBearer
 	}
-	b, err := base64.RawURLEncoding.Strict().DecodeString(text)
-	if err != nil || len(b) != size || !hmac.Equal(b[4:], m.ports.bearerMAC(id, b[:4:4])) {
-		return nil, nil, errNoBearer
-	}
-	generation := int(binary.BigEndian.Uint32(b))
 	sb, err := m.store.SandboxGeneration(ctx, id, generation)
 	if isKind(err, sandboxer.NotFound) || err == nil && !isThere(sb) {
 		return nil, nil, ErrSandboxOver
@@ -78,15 +61,15 @@ func (m *Manager) Bearer(ctx context.Context, id string, token sandboxer.Secret)
 	}}, sb, nil
 }
 
-// isThere reports whether sb is somebody's and not about to end.
+// isThere reports whether sb belongs to a tenant and is not about to end.
 func isThere(sb *sandboxer.Sandbox) bool {
 	return sb.State.Live() && sb.State != sandboxer.Terminating && sb.Tenant != ""
 }
 
-// Principal is who the bearer counts as.
+// Principal is the principal that the bearer counts as.
 func (a *Bearer) Principal() sandboxer.Principal { return a.p }
 
-// Vouch has the door that the bearer came through stand for what it says of the sandbox (Principal.Vouches).
+// Vouch has the bearer's server vouch for the named parts of the sandbox's spec (Principal.Vouches).
 func (a *Bearer) Vouch(names ...string) { a.p.Vouches = names }
 
 // Awake returns the sandbox when it runs: it waits for one that is being made or paused, and
@@ -102,12 +85,12 @@ func (a *Bearer) Awake(ctx context.Context) (*sandboxer.Sandbox, error) {
 			return nil, err
 		case sb.State == sandboxer.Running:
 			return sb, nil
-		case sb.State == sandboxer.Creating && !isPaused(sb):
-			_, err = a.m.waitState(ctx, sb, sandboxer.Running)
+		case sb.State == sandboxer.Creating && !lifecycle.IsPaused(sb):
+			_, err = a.m.box(sb).waitState(ctx, sandboxer.Running)
 		default:
-			_, err = a.m.resumeOrWait(ctx, sb, 0)
+			_, err = a.m.box(sb).resumeOrWait(ctx, 0)
 		}
-		// What a create failed with is told to who asked for it; here it has ended.
+		// The caller of the create gets its error; here the sandbox has ended.
 		if err != nil && ctx.Err() == nil {
 			if now, serr := a.m.store.SandboxGeneration(ctx, a.id, a.generation); serr == nil && !isThere(now) {
 				return nil, ErrSandboxOver
@@ -120,7 +103,7 @@ func (a *Bearer) Awake(ctx context.Context) (*sandboxer.Sandbox, error) {
 }
 
 // use begins a use of the sandbox that kind counts, until End.
-func (a *Bearer) use(ctx context.Context, kind *limiter) (*Visit, error) {
+func (a *Bearer) use(ctx context.Context, kind *access.Limiter) (*Visit, error) {
 	ctx = sandboxer.WithPrincipal(ctx, a.p)
 	for {
 		sb, err := a.Awake(ctx)
@@ -149,16 +132,16 @@ func (a *Bearer) use(ctx context.Context, kind *limiter) (*Visit, error) {
 	}
 }
 
-var errPausedMeanwhile = errors.New("it was paused since it was looked at")
+var errPausedMeanwhile = errors.New("it was paused meanwhile")
 
-// ended returns err, or why v ended, if that is the reason for it. That the sandbox stopped running forbids its
-// bearer nothing: the next use resumes it, or finds that it has ended.
+// ended returns err, or why v ended, if that is the reason for it. If the sandbox stopped running, the
+// bearer keeps its right: the next use resumes the sandbox, or finds that it has ended.
 func (a *Bearer) ended(v *Visit, err error) error {
 	if err != nil && v.Ctx.Err() != nil {
 		var e *sandboxer.Error
 		if cause := context.Cause(v.Ctx); errors.As(cause, &e) {
 			if e.Kind == sandboxer.Denied {
-				return sandboxer.E(sandboxer.Unavailable, cause, "the sandbox stopped running meanwhile").WithHint("ask again: a paused one is resumed")
+				return sandboxer.E(sandboxer.Unavailable, cause, "the sandbox stopped running meanwhile").WithHint("try again: a paused one is resumed")
 			}
 			return cause
 		}
@@ -172,7 +155,7 @@ func (a *Bearer) Exec(ctx context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, e
 		return sandboxer.Exit{}, err
 	}
 	defer a.m.wg.Done()
-	v, err := a.use(ctx, a.m.execs)
+	v, err := a.use(ctx, a.m.Execs)
 	if err != nil {
 		return sandboxer.Exit{}, err
 	}
@@ -183,7 +166,7 @@ func (a *Bearer) Exec(ctx context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, e
 
 // ReadFile opens a file; the caller closes it.
 func (a *Bearer) ReadFile(ctx context.Context, name string) (io.ReadCloser, error) {
-	v, err := a.use(ctx, a.m.streams)
+	v, err := a.use(ctx, a.m.Streams)
 	if err != nil {
 		return nil, err
 	}
@@ -229,7 +212,7 @@ func (a *Bearer) StatFile(ctx context.Context, name string) (fi sandboxer.FileIn
 // after. An error is the last value.
 func (a *Bearer) ListFiles(ctx context.Context, dir, after string) iter.Seq2[sandboxer.FileInfo, error] {
 	return func(yield func(sandboxer.FileInfo, error) bool) {
-		v, err := a.use(ctx, a.m.streams)
+		v, err := a.use(ctx, a.m.Streams)
 		if err != nil {
 			yield(sandboxer.FileInfo{}, err)
 			return
@@ -248,23 +231,9 @@ func (a *Bearer) MakeDir(ctx context.Context, dir string) error {
 	return a.file(ctx, func(ctx context.Context, b *backend.Backend, h sandboxer.Handle) error { return b.MakeDir(ctx, h, dir) })
 }
 
-// MoveFile renames a file or directory.
-func (a *Bearer) MoveFile(ctx context.Context, from, to string) error {
-	return a.file(ctx, func(ctx context.Context, b *backend.Backend, h sandboxer.Handle) error {
-		return b.MoveFile(ctx, h, from, to)
-	})
-}
-
-// RemoveFile removes a file or a tree; absence is success.
-func (a *Bearer) RemoveFile(ctx context.Context, name string) error {
-	return a.file(ctx, func(ctx context.Context, b *backend.Backend, h sandboxer.Handle) error {
-		return b.RemoveFile(ctx, h, name)
-	})
-}
-
 // file has do work on files, as one use.
 func (a *Bearer) file(ctx context.Context, do func(context.Context, *backend.Backend, sandboxer.Handle) error) error {
-	v, err := a.use(ctx, a.m.streams)
+	v, err := a.use(ctx, a.m.Streams)
 	if err != nil {
 		return err
 	}

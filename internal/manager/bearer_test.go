@@ -11,6 +11,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/adapters/fake"
+	"github.com/sand-boxer/sandboxer/internal/access"
 )
 
 // TestBearer: a token opens the way to its own sandbox, as long as that lives, over pauses and a
@@ -24,9 +25,9 @@ func TestBearer(t *testing.T) {
 		id    string
 		token sandboxer.Secret
 	}{
-		"another sandbox's": {other.ID, token}, "no token": {sb.ID, ""}, "no ID": {"", token}, "the prefix": {sb.ID, BearerTokenPrefix},
+		"another sandbox's": {other.ID, token}, "no token": {sb.ID, ""}, "no ID": {"", token}, "the prefix": {sb.ID, access.BearerTokenPrefix},
 		"shorter": {sb.ID, token[:len(token)-1]}, "longer": {sb.ID, token + "A"}, "changed": {sb.ID, token[:len(token)-3] + "AAA"},
-		"another kind's": {sb.ID, r.Manager.ports.sign(portClaim{ID: sb.ID, Generation: 1, Port: 80, Until: time.Now().Add(time.Hour)})},
+		"another kind's": {sb.ID, r.Manager.ports.SignPort(access.PortClaim{ID: sb.ID, Generation: 1, Port: 80, Until: time.Now().Add(time.Hour)})},
 	} {
 		if b, _, err := r.Bearer(ctx, c.id, c.token); b != nil || sandboxer.KindOf(err) != sandboxer.Unauthenticated {
 			t.Errorf("%s: %v", name, err)
@@ -100,7 +101,7 @@ func TestBearerIsAUse(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		v, err := b.use(t.Context(), r.Manager.execs)
+		v, err := b.use(t.Context(), r.Manager.Execs)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -125,8 +126,8 @@ func TestBearerIsAUse(t *testing.T) {
 	})
 }
 
-// TestVouchedMounts: what a door stands for may be mounted by whoever comes through it, also when
-// the sandbox goes on, and by nobody else.
+// TestVouchedMounts: callers of a door may mount what the door vouches for, also when
+// the sandbox goes on, and other callers may not.
 func TestVouchedMounts(t *testing.T) {
 	x := &mounter{}
 	r := newRig(t, func(s *setup) {
@@ -174,9 +175,10 @@ func TestVouchedMounts(t *testing.T) {
 // FuzzBearer wants every token but the right one refused alike.
 func FuzzBearer(f *testing.F) {
 	r := newRig(f, func(s *setup) { quiet(s); s.idle = true })
-	sb := r.create(sandboxer.CreateRequest{Profile: "test"})
+	// Each process that fuzzes has a broker of its own: the ID, and with it the token, must be the same in all of them.
+	sb := r.create(sandboxer.CreateRequest{Profile: "test", Thread: sandboxer.Thread{ID: "fuzz"}})
 	right := r.BearerToken(sb).Reveal()
-	for _, s := range []string{"", right, right + "=", BearerTokenPrefix, strings.ToUpper(right), right[:20]} {
+	for _, s := range []string{"", right, right + "=", access.BearerTokenPrefix, strings.ToUpper(right), right[:20]} {
 		f.Add(sb.ID, s)
 	}
 	f.Fuzz(func(t *testing.T, id, token string) {

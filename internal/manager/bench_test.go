@@ -48,7 +48,10 @@ func BenchmarkCreateDestroy(b *testing.B) {
 
 // BenchmarkSweep is one whole sweep over records of running sandboxes.
 func BenchmarkSweep(b *testing.B) {
-	const records = 10_000
+	records := 10_000
+	if testing.Short() {
+		records = 100
+	}
 	r := newRig(b, func(s *setup) { quiet(s); s.idle = true; s.opts.SweepEvery = 5 * time.Second })
 	fill(b, r, records)
 	debug.FreeOSMemory() // what the filling left behind

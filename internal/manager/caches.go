@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/access"
 )
 
 // A Cache is what an extension keeps between sandboxes.
@@ -16,18 +17,18 @@ type Cache struct {
 }
 
 // Caches lists what extensions keep between sandboxes, on one host or, with "", everywhere.
-// What cannot be asked is an error, beside what was found. It needs the admin scope.
+// If some cannot be asked, an error is returned with those that were found. It needs the admin scope.
 func (m *Manager) Caches(ctx context.Context, host string) ([]Cache, error) {
 	return m.caches(ctx, host, func(e *extension) ([]sandboxer.Cache, error) { return e.Backend.Caches(ctx, host) })
 }
 
-// PruneCaches removes it, and returns what was removed.
+// PruneCaches removes what Caches lists, and returns what was removed.
 func (m *Manager) PruneCaches(ctx context.Context, host string) ([]Cache, error) {
 	return m.caches(ctx, host, func(e *extension) ([]sandboxer.Cache, error) { return e.Backend.PruneCaches(ctx, host) })
 }
 
 func (m *Manager) caches(ctx context.Context, host string, of func(*extension) ([]sandboxer.Cache, error)) ([]Cache, error) {
-	if _, err := may(ctx, sandboxer.ScopeAdmin); err != nil {
+	if _, err := access.May(ctx, sandboxer.ScopeAdmin); err != nil {
 		return nil, err
 	}
 	out := []Cache{}
@@ -48,10 +49,10 @@ func (m *Manager) caches(ctx context.Context, host string, of func(*extension) (
 	return out, errors.Join(failed...)
 }
 
-// auditCaches names what is kept and should not be. That a host cannot be asked is said
-// where its sandboxes are looked for.
-func (m *Manager) auditCaches(ctx context.Context, a *Audit) error {
-	all, _ := m.Caches(ctx, "")
+// auditCaches names caches that should not exist. auditObjects reports a host that cannot be
+// asked.
+func (a *auditing) auditCaches(ctx context.Context) error {
+	all, _ := a.m.Caches(ctx, "")
 	for _, c := range all {
 		if c.Problem != "" {
 			a.violated(invCache, "", "%s keeps %s on host %s: %s", c.Extension, c.Name, c.Host, c.Problem)

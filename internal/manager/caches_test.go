@@ -32,7 +32,7 @@ func (c cacher) PruneCaches(ctx context.Context, host string) ([]sandboxer.Cache
 	return gone, err
 }
 
-// What extensions keep is told to administrators, also where a part cannot be asked, and
+// Administrators see what extensions keep, also if a part cannot be asked, and
 // audit names what should be gone.
 func TestCaches(t *testing.T) {
 	kept := []sandboxer.Cache{{Host: "a", Name: "shop/web", Bytes: 7}, {Host: "b", Name: "shop/db", Problem: "it should be gone"}}

@@ -7,7 +7,7 @@ import (
 
 // A graceClock notices that the wall clock was set, by comparing it with the time that passed.
 // For one grace period after that nothing is ended or removed by the clock, so that a wrong
-// clock that is put right kills nobody.
+// clock that is corrected ends no sandbox.
 //
 // mu guards the readings. Nothing is called under it.
 type graceClock struct {
@@ -24,13 +24,13 @@ func newGraceClock(grace time.Duration, start time.Time) *graceClock {
 	return &graceClock{grace: grace, start: start, wall: start.Round(0)}
 }
 
-// check takes a reading, with which it begins a grace period if the clock was set since the
-// last one, and reports whether it was.
+// check takes a reading and reports whether the clock was set since the last one. If it was, a
+// grace period begins.
 func (c *graceClock) check(now time.Time) (wasSet bool) {
 	return c.read(now.Round(0), now.Sub(c.start))
 }
 
-// read is check of what the wall clock says and how much time has passed since the start.
+// read is check with the wall clock's time and the time that has passed since the start.
 func (c *graceClock) read(wall time.Time, passed time.Duration) (wasSet bool) {
 	const tolerance = 5 * time.Second
 	c.mu.Lock()

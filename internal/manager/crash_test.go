@@ -152,7 +152,7 @@ func (s script) live() (out outcome, err error) {
 	if strings.HasPrefix(s.Scenario, "pool") && !s.waitForPool(m, store) {
 		return out, errors.New("the pool stays empty")
 	}
-	if s.Scenario != "orphan" && s.Scenario != "adopt" {
+	if s.Scenario != "orphan" {
 		if out.Sandbox, err = m.Create(acme, req); err != nil {
 			return out, err
 		}
@@ -195,20 +195,6 @@ func (s script) live() (out outcome, err error) {
 			}
 			return nil
 		})
-		if err != nil {
-			return out, err
-		}
-	case "adopt":
-		err := insist(func() error {
-			if _, err := m.Get(acme, "stray"); err == nil { // a former life adopted it
-				return nil
-			}
-			_, err := m.Adopt(admin, "stray", Adoption{Tenant: sandboxer.DefaultTenant, Profile: "paid"})
-			return err
-		})
-		if err == nil {
-			out.Sandbox, err = m.Get(acme, "stray")
-		}
 		if err != nil {
 			return out, err
 		}
@@ -345,7 +331,6 @@ var crashes = map[point]string{
 	pResumeFailed: "relapse",
 	pRetry:        "retry",
 	pOrphan:       "orphan",
-	pAdopted:      "adopt",
 	pPoolRecord:   "pool", pWarm: "pool", pClaimed: "pool", pClaim: "pool",
 	pDiscard: "pool-dead", pReplaced: "pool-dead",
 }
@@ -379,7 +364,7 @@ func TestCrash(t *testing.T) {
 						id := fmt.Sprint("crash-", n.Add(1))
 						s := script{Dir: t.TempDir(), Socket: world.Socket, Owner: id, Scenario: scenario, Kill: p + side}
 						if strings.HasPrefix(scenario, "pool") {
-							// What is in the pool is for a moment nobody's when the sweep
+							// A pooled sandbox has no owner for a moment when the sweep
 							// looks at it; then the client gets a new one instead.
 							s.Tries = 5
 						}
@@ -400,7 +385,7 @@ func TestCrash(t *testing.T) {
 							if err := remote.Inject(t.Context(), fake.Fault{Verb: fake.VerbRestore, ID: id, Kind: sandboxer.Unavailable, Times: kills + 2}); err != nil {
 								t.Fatal(err)
 							}
-						case "orphan", "adopt":
+						case "orphan":
 							placeOrphan(t, world.Socket, id)
 						}
 						lives.Store(id, t.Name())
@@ -491,7 +476,7 @@ func crashAndRecover(t *testing.T, s script, kills int) {
 	if out.Sandbox == nil || out.Sandbox.State != sandboxer.Terminated {
 		t.Fatalf("in the end %+v", out.Sandbox)
 	}
-	if want := sandboxer.Credit - out.Cost; out.Balance != want || out.Sandbox.Cost < 20_000 && s.Scenario != "adopt" {
+	if want := sandboxer.Credit - out.Cost; out.Balance != want || out.Sandbox.Cost < 20_000 {
 		t.Errorf("cost %s, balance %s, want %s", out.Cost, out.Balance, want)
 	}
 }

@@ -49,7 +49,6 @@ const (
 	pReplaced      point = "claim.replaced"    // commit: the next generation
 	pRetry         point = "retry"             // commit: a step failed and is to be repeated
 	pOrphan        point = "sweep.orphan"      // effect
-	pAdopted       point = "adopt.record"      // commit: the record of what the database had lost, hold
 )
 
 var points = []point{
@@ -61,7 +60,7 @@ var points = []point{
 	pRestore, pUnarchive, pRestoreFrom,
 	pPausing, pFuse, pFreeze, pPaused, pResuming, pUnfreeze, pResumeFailed,
 	pPoolRecord, pWarm, pClaimed, pClaim, pDiscard, pReplaced,
-	pRetry, pOrphan, pAdopted,
+	pRetry, pOrphan,
 }
 
 // step runs one commit or effect between its two points.

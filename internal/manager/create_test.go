@@ -13,6 +13,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/adapters/fake"
+	"github.com/sand-boxer/sandboxer/internal/access"
 )
 
 // many calls f n times at once and returns the answers.
@@ -145,15 +146,45 @@ func TestIdempotencyKey(t *testing.T) {
 	_, err = r.Create(acme, other)
 	wantErr(t, err, sandboxer.Conflict, "was used for another request")
 
-	// A failure is repeated as it was.
-	r.world.Inject(fake.Fault{Verb: fake.VerbProvision, Kind: sandboxer.Exhausted, Times: 1})
+	// A failure that does not pass is repeated as it was.
+	r.world.Inject(fake.Fault{Verb: fake.VerbProvision, Kind: sandboxer.Failed, Times: 1})
 	req = sandboxer.CreateRequest{Profile: "test", Key: "f"}
 	_, err1 := r.Create(acme, req)
 	_, err2 := r.Create(acme, req)
-	if sandboxer.KindOf(err1) != sandboxer.Exhausted || sandboxer.Message(err1) != sandboxer.Message(err2) || sandboxer.KindOf(err2) != sandboxer.Exhausted {
+	if sandboxer.KindOf(err1) != sandboxer.Failed || sandboxer.Message(err1) != sandboxer.Message(err2) || sandboxer.KindOf(err2) != sandboxer.Failed {
 		t.Errorf("failed with %v, then %v", err1, err2)
 	}
 	r.sound(1)
+}
+
+func TestKeyOfPassingFailure(t *testing.T) {
+	for _, kind := range []sandboxer.Kind{sandboxer.Unavailable, sandboxer.Timeout, sandboxer.Exhausted} {
+		r := newRig(t, nil)
+		req := sandboxer.CreateRequest{Profile: "test", Key: "k"}
+		r.world.Inject(fake.Fault{Verb: fake.VerbProvision, Kind: kind, Times: 1})
+		_, err := r.Create(acme, req)
+		wantErr(t, err, kind, "")
+		r.restart()
+		ids := make(chan string, 8)
+		for range cap(ids) {
+			go func() {
+				sb, err := r.Create(acme, req)
+				if err != nil {
+					t.Errorf("%s: tried again: %v", kind, err)
+					ids <- ""
+					return
+				}
+				ids <- sb.ID
+			}()
+		}
+		first := <-ids
+		for range cap(ids) - 1 {
+			if id := <-ids; id != first {
+				t.Errorf("%s: one key made %q and %q", kind, first, id)
+			}
+		}
+		r.sound(1)
+	}
 }
 
 func TestIDs(t *testing.T) {
@@ -272,7 +303,7 @@ func TestNoWaiting(t *testing.T) {
 	r.world.Inject(fake.Fault{Verb: fake.VerbWaitReady, Silent: true, Times: 1}) // which the backend has a hint for
 	sb = r.create(sandboxer.CreateRequest{NoWaiting: true})
 	_, err = r.Wait(acme, sb.ID, sandboxer.Running)
-	if hint := sandboxer.HintOf(err); hint != "take the fault away" {
+	if hint := sandboxer.HintOf(err); hint != "remove the fault" {
 		t.Errorf("what the backend said to do is %q: %v", hint, err)
 	}
 	r.await(sb.ID, sandboxer.Terminated)
@@ -337,7 +368,7 @@ func TestRefused(t *testing.T) {
 		"unknown network":          {request{Profile: "strict", Network: &sandboxer.NetworkPolicy{Mode: "publik"}}, sandboxer.Invalid, `did you mean "public"?`},
 		"list without mode":        {request{Profile: "open", Network: &sandboxer.NetworkPolicy{Mode: "none", Allow: []string{"a"}}}, sandboxer.Invalid, "use the mode allow"},
 		"allow nothing":            {request{Profile: "open", Network: allow()}, sandboxer.Invalid, "names nothing"},
-		"allow metadata":           {request{Profile: "open", Network: allow("169.254.169.254")}, sandboxer.Invalid, "never reached"},
+		"allow metadata":           {request{Profile: "open", Network: allow("169.254.169.254")}, sandboxer.Invalid, "never reach it"},
 		"allow private":            {request{Profile: "open", Network: allow("10.1.2.3:80")}, sandboxer.Invalid, "wider"},
 		"allow private, disguised": {request{Profile: "open", Network: allow("::ffff:10.1.2.3")}, sandboxer.Invalid, "an IPv4 address as one"},
 		"allow private, within":    {request{Profile: "open", Network: allow("192.0.0.0/8")}, sandboxer.Invalid, "wider"},
@@ -350,7 +381,7 @@ func TestRefused(t *testing.T) {
 		"mount with dots":          {request{Profile: "strict", Mounts: []sandboxer.Mount{{Source: "/srv/data/../x", Target: "/a", ReadOnly: true}}}, sandboxer.Invalid, "clean absolute"},
 		"mount twice":              {request{Profile: "strict", Mounts: []sandboxer.Mount{{Source: "/srv/data", Target: "/data", ReadOnly: true}}}, sandboxer.Invalid, "already"},
 		"negative cost":            {request{Profile: "open", MaxCost: -1}, sandboxer.Invalid, "negative"},
-		"huge":                     {request{Profile: "open", Command: []string{strings.Repeat("x", maxRequest)}}, sandboxer.Invalid, "at most"},
+		"huge":                     {request{Profile: "open", Command: []string{strings.Repeat("x", 256<<10)}}, sandboxer.Invalid, "at most"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := r.Create(acme, c.req)
@@ -496,7 +527,7 @@ func TestSecretsAreSealed(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, tail, _ := strings.Cut(strings.TrimPrefix(secret.Reveal(), tokenPrefix), "_")
+		_, tail, _ := strings.Cut(strings.TrimPrefix(secret.Reveal(), access.TokenPrefix), "_")
 		for _, canary := range []string{"canary-profile", "canary-request", tail} {
 			if bytes.Contains(b, []byte(canary)) {
 				t.Errorf("%s contains %s", filepath.Base(name), canary)
@@ -510,18 +541,18 @@ func TestSealedApart(t *testing.T) {
 	r := newRig(t, func(s *setup) { s.idle = true })
 	a, b := &sandboxer.Sandbox{ID: "a", Generation: 1, Tenant: "x"}, &sandboxer.Sandbox{ID: "a", Generation: 2, Tenant: "x"}
 	var err error
-	if a.SealedEnv, err = r.sealEnv(a, map[string]string{"S": "x"}); err != nil {
+	if a.SealedEnv, err = r.box(a).sealEnv(map[string]string{"S": "x"}); err != nil {
 		t.Fatal(err)
 	}
-	if env, err := r.openEnv(a); err != nil || env["S"] != "x" {
+	if env, err := r.box(a).openEnv(); err != nil || env["S"] != "x" {
 		t.Errorf("%v, %v", env, err)
 	}
 	for _, sealed := range [][]byte{a.SealedEnv, a.SealedEnv[:5], append([]byte{1}, a.SealedEnv...)} {
 		b.SealedEnv = sealed
-		_, err = r.openEnv(b)
+		_, err = r.box(b).openEnv()
 		wantErr(t, err, sandboxer.Failed, "cannot be opened")
 	}
-	again, err := r.sealEnv(a, map[string]string{"S": "x"})
+	again, err := r.box(a).sealEnv(map[string]string{"S": "x"})
 	if err != nil || bytes.Equal(again, a.SealedEnv) {
 		t.Errorf("sealing twice gives the same bytes, %v", err)
 	}
@@ -602,7 +633,7 @@ func (a asked) Provision(ctx context.Context, spec sandboxer.Spec) (sandboxer.Ha
 	return a.Extension.Provision(ctx, spec)
 }
 
-// An extension is told whose sandbox it makes by the broker, whatever the caller says of its
+// The broker names the tenant of a sandbox to its extension, whatever the caller says of its
 // consumer.
 func TestTenantOfSpec(t *testing.T) {
 	var tenant string
@@ -615,5 +646,23 @@ func TestTenantOfSpec(t *testing.T) {
 	}
 	if tenant != sandboxer.DefaultTenant || sb.Spec.Tenant != "" {
 		t.Errorf("it was told %q, and %q is kept; want acme, and nothing", tenant, sb.Spec.Tenant)
+	}
+}
+
+// TestPlanOfMounts: that locks do not cross a mount is said before anything is made.
+func TestPlanOfMounts(t *testing.T) {
+	gvisor, container := []sandboxer.Isolation{sandboxer.IsolationGVisor}, []sandboxer.Isolation{sandboxer.IsolationContainer}
+	write, read := sandboxer.Mount{Source: "/a", Target: "/b"}, sandboxer.Mount{Source: "/a", Target: "/c", ReadOnly: true}
+	for _, c := range []struct {
+		by     []sandboxer.Isolation
+		mounts []sandboxer.Mount
+		want   int
+	}{
+		{gvisor, []sandboxer.Mount{read, write, write}, 1}, {gvisor, []sandboxer.Mount{read}, 0}, {gvisor, nil, 0},
+		{container, []sandboxer.Mount{write}, 0},
+	} {
+		if got := otherwise(c.by, sandboxer.Spec{Mounts: c.mounts}); len(got) != c.want {
+			t.Errorf("%v with %v: %q", c.by, c.mounts, got)
+		}
 	}
 }

@@ -7,10 +7,10 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// A recordKind describes a kind of record to what deals with those that cannot be read. One
-// that is damaged is listed with what is left of it; the sweep leaves it, and what it is
-// the record of, alone, since what it would have to know stood in the record; the audit
-// names it; and it is repaired as far as is needed to get rid of both.
+// A recordKind describes a kind of record to the code that handles unreadable ones. A
+// damaged record is listed with what is left of it. The sweep leaves it and its object
+// alone, since what the sweep would need to know was in the record. The audit names
+// it, and it is repaired as far as is needed to remove both.
 type recordKind[T any] struct {
 	recordWords
 	key     func(*T) generationKey
@@ -19,7 +19,7 @@ type recordKind[T any] struct {
 	log     func(*T) []any   // attributes that name it
 	violate func(*T) Violation
 
-	// repair makes of what is left, in r, a record by which what it stands for can be ended.
+	// repair makes of what is left, in r, a record by which the object can be ended.
 	// cause is the error about the damage.
 	repair func(ctx context.Context, m *Manager, r *T, cause error) error
 }
@@ -27,15 +27,14 @@ type recordKind[T any] struct {
 // recordWords are the words of messages about one kind of record.
 type recordWords struct {
 	name   string // of what it is the record
-	ends   string // what somebody does who ends that
+	ends   string // the command that ends that
 	remove string // the command for it
-	adopt  string // the command that makes a record anew
 	object string // what an extension has, with its article
 }
 
 var (
 	sandboxRecords = &recordKind[sandboxer.Sandbox]{
-		recordWords: recordWords{"sandbox", "destroys", "sandboxer destroy", "sandboxer adopt", "an object"},
+		recordWords: recordWords{"sandbox", "destroys", "sandboxer destroy", "an object"},
 		key:         func(sb *sandboxer.Sandbox) generationKey { return generationKey{sb.ID, sb.Generation} },
 		why:         func(sb *sandboxer.Sandbox) *string { return &sb.Damaged },
 		hasRow:      func(sb *sandboxer.Sandbox) bool { return sb.State.Valid() },
@@ -48,7 +47,7 @@ var (
 		repair: repairSandbox,
 	}
 	snapshotRecords = &recordKind[sandboxer.SnapshotRecord]{
-		recordWords: recordWords{"snapshot", "drops", "sandboxer snapshot rm", "sandboxer snapshot adopt", "a snapshot"},
+		recordWords: recordWords{"snapshot", "drops", "sandboxer snapshot rm", "a snapshot"},
 		key:         func(rec *sandboxer.SnapshotRecord) generationKey { return generationKey{rec.ID, 0} },
 		why:         func(rec *sandboxer.SnapshotRecord) *string { return &rec.Damaged },
 		hasRow:      func(rec *sandboxer.SnapshotRecord) bool { return rec.State.Valid() },
@@ -69,22 +68,21 @@ func (k *recordKind[T]) whole(r *T) (*T, error) {
 		return r, nil
 	}
 	return r, sandboxer.E(sandboxer.Failed, nil, "the record of %s %s is damaged: %s", k.name, id, why).
-		WithHint("get rid of it with: %s %s; or restore the database from a backup: sandboxer backup restore", k.remove, id)
+		WithHint("remove it with: %s %s; or restore the database from a backup: sandboxer backup restore", k.remove, id)
 }
 
 // report logs once that r is damaged.
 func (k *recordKind[T]) report(m *Manager, r *T) {
 	if m.reportedDamage.add(k.key(r)) {
-		m.log.Error(fmt.Sprintf("a record is damaged; its %s is left as it is until somebody %s it", k.name, k.ends),
+		m.log.Error(fmt.Sprintf("a record is damaged; its %s stays as it is until a user %s it", k.name, k.ends),
 			append(k.log(r), "err", *k.why(r))...)
 	}
 }
 
-// repaired returns r, of which cause says that it is damaged, as a record by which what it
-// stands for can be ended.
+// repaired returns r, which is damaged as cause says, as a record by which its object can be ended.
 func (k *recordKind[T]) repaired(ctx context.Context, m *Manager, r *T, cause error) (*T, error) {
 	if !k.hasRow(r) {
-		return nil, sandboxer.E(sandboxer.Failed, cause, "nothing but its name is left of the record of %s %s", k.name, k.key(r).id).
+		return nil, sandboxer.E(sandboxer.Failed, cause, "only the name is left in the record of %s %s", k.name, k.key(r).id).
 			WithHint("restore the database from a backup: sandboxer backup restore")
 	}
 	repaired := *r
@@ -95,8 +93,8 @@ func (k *recordKind[T]) repaired(ctx context.Context, m *Manager, r *T, cause er
 	return &repaired, nil
 }
 
-// repairSandbox writes nothing yet. What the sandbox cost cannot be known any more, so all
-// that is on hold for it will be given back.
+// repairSandbox writes nothing yet. The cost of the sandbox is not known any more, so its
+// whole hold will be released.
 func repairSandbox(ctx context.Context, m *Manager, sb *sandboxer.Sandbox, _ error) error {
 	sb.Spec = sandboxer.Spec{ID: sb.ID, Generation: sb.Generation, Owner: m.opts.Owner}
 	sb.Message = "its record was damaged; nothing was charged for it"
@@ -145,7 +143,7 @@ func repairSnapshot(ctx context.Context, m *Manager, rec *sandboxer.SnapshotReco
 }
 
 // droppable returns the record by which the snapshot of rec, which is damaged, is dropped.
-// In which forms it was saved, and by which extension, is not known any more: all of them
+// It is not known any more in which forms it was saved, or by which extension: all of them
 // will be asked to drop it.
 func droppable(rec *sandboxer.SnapshotRecord) *sandboxer.SnapshotRecord {
 	repaired := *rec

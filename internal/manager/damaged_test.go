@@ -24,8 +24,8 @@ func (r *rig) garble(id string) {
 	}
 }
 
-// TestDamagedRecord damages one of several records: the rest of the world goes on, its
-// object is not taken for nobody's, and there is a way to be rid of it.
+// TestDamagedRecord damages one of several records: the others are not affected, its
+// object is not taken for an orphan, and both can be removed.
 func TestDamagedRecord(t *testing.T) {
 	r := newRig(t, func(s *setup) { s.opts.Grace = time.Nanosecond })
 	if err := r.Grant(admin, sandboxer.DefaultTenant, sandboxer.Credit, "", ""); err != nil {

@@ -25,8 +25,8 @@ func (r *rig) garbleSnapshot(id string) {
 	}
 }
 
-// TestDamagedSnapshot damages one of several records: the others can be used, what it
-// saved is not taken for nobody's, and there is a way to be rid of it.
+// TestDamagedSnapshot damages one of several records: the others can be used, its
+// data is not taken for an orphan, and both can be removed.
 func TestDamagedSnapshot(t *testing.T) {
 	for _, kind := range sandboxer.SnapshotKinds() {
 		t.Run(string(kind), func(t *testing.T) {

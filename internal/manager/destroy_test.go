@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -12,6 +13,7 @@ import (
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/adapters/fake"
 	"github.com/sand-boxer/sandboxer/internal/backend"
+	"github.com/sand-boxer/sandboxer/internal/lifecycle"
 )
 
 // TestDestroyWhileCreating destroys at every step of a create.
@@ -70,7 +72,7 @@ func TestLateDestroy(t *testing.T) {
 	r.world.Inject(fake.Fault{Verb: fake.VerbWaitReady, Delay: 50 * time.Millisecond})
 	req.NoWaiting = true
 	next := r.create(req)
-	got, err := r.finishTeardown(acme, &old)
+	got, err := r.box(&old).finishTeardown(acme)
 	if err != nil || got.Generation != 1 || got.State != sandboxer.Terminated {
 		t.Errorf("%+v, %v", got, err)
 	}
@@ -197,7 +199,7 @@ func TestExtensionIsMissing(t *testing.T) {
 		t.Fatal(err)
 	}
 	got, err := m.Destroy(acme, sb.ID)
-	wantErr(t, err, sandboxer.Unavailable, `extension "ext.fake" is not configured any more`)
+	wantErr(t, err, sandboxer.Unavailable, `extension "ext.fake" is no longer configured`)
 	if got.State != sandboxer.Terminating {
 		t.Errorf("%+v", got)
 	}
@@ -273,7 +275,7 @@ func TestExtend(t *testing.T) {
 		if err != nil || !got.ExpiresAt.Equal(sb.ExpiresAt.Add(time.Hour)) || balance() != 40_000 {
 			t.Errorf("%v, expires %s, %s left", err, got.ExpiresAt, balance())
 		}
-		if live := r.world.Live(); !live[0].Fuse.Equal(got.ExpiresAt.Add(fuseMargin)) {
+		if live := r.world.Live(); !live[0].Fuse.Equal(got.ExpiresAt.Add(lifecycle.FuseMargin)) {
 			t.Errorf("the fuse is at %s", live[0].Fuse)
 		}
 		time.Sleep(90 * time.Minute)
@@ -365,3 +367,34 @@ func TestClose(t *testing.T) {
 type writerFunc func([]byte)
 
 func (f writerFunc) Write(b []byte) (int, error) { f(b); return len(b), nil }
+
+// A caller that pauses or saves a sandbox that is destroyed meanwhile gets that as the error.
+func TestDestroyedAmidPauseAndSnapshot(t *testing.T) {
+	for name, c := range map[string]struct {
+		verb fake.Verb
+		do   func(r *rig, id string) error
+	}{
+		"pause": {fake.VerbPause, func(r *rig, id string) error {
+			_, err := r.Pause(acme, id, PauseRequest{Depth: sandboxer.PauseFreeze})
+			return err
+		}},
+		"snapshot": {fake.VerbSnapshot, func(r *rig, id string) error {
+			_, err := r.Snapshot(acme, id, SnapshotRequest{TTL: time.Hour})
+			return err
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, nil)
+			sb := r.create(sandboxer.CreateRequest{TTL: time.Hour})
+			r.world.Inject(fake.Fault{Verb: c.verb, Hang: true, Times: 1})
+			said := make(chan error, 1)
+			go func() { said <- c.do(r, sb.ID) }()
+			eventually(t, "the call that hangs", func() bool {
+				return slices.ContainsFunc(r.world.Log(), func(e fake.Entry) bool { return e.Op == fake.OpFault })
+			})
+			r.destroy(sb.ID)
+			err := <-said
+			wantErr(t, err, sandboxer.Conflict, "ended meanwhile")
+		})
+	}
+}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/adapters/fake"
+	"github.com/sand-boxer/sandboxer/internal/events"
 )
 
 // slowly reports progress while it provisions.
@@ -74,8 +75,8 @@ func TestFollowersHearOfProgress(t *testing.T) {
 			t.Errorf("stored: %+v", ev)
 		}
 	}
-	if len(r.notifier.progress) > 0 {
-		t.Errorf("kept: %v", r.notifier.progress)
+	if ev := r.events.LatestProgress(sb.ID); ev != nil {
+		t.Errorf("kept: %v", ev)
 	}
 }
 
@@ -100,8 +101,8 @@ func (b *slowDatabase) Events(ctx context.Context, q sandboxer.EventQuery) ([]sa
 	return b.Store.Events(ctx, q)
 }
 
-// However many read long histories, two of the database's readers are enough for them; one who
-// leaves does not wait for his turn.
+// However many read long histories, two of the database's readers are enough for them; a reader that
+// leaves does not wait for its turn.
 func TestLongHistoriesTakeTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		db := new(slowDatabase)
@@ -109,7 +110,7 @@ func TestLongHistoriesTakeTurns(t *testing.T) {
 			s.database = func(b sandboxer.Store) sandboxer.Store { db.Store = b; return db }
 		})
 		w := sandboxer.Writes{}
-		const events = keepRecent + 200
+		const events = events.Recent + 200
 		for i := range events {
 			w.Events = append(w.Events, sandboxer.Event{At: now(), Tenant: sandboxer.DefaultTenant, Type: sandboxer.EventStep, Message: fmt.Sprint(i)})
 		}
@@ -202,7 +203,7 @@ func TestFollowersShareTheirReading(t *testing.T) {
 		if err := r.store.Write(ctx, w); err != nil {
 			t.Fatal(err)
 		}
-		r.notify("")
+		r.events.Notify("")
 	}
 	for range followers {
 		if got := <-seen; !slices.Equal(got, want) {
@@ -220,7 +221,7 @@ func TestFollowHistory(t *testing.T) {
 	if _, err := r.Head(acme); err != nil {
 		t.Fatal(err)
 	}
-	const n = keepRecent + 200
+	const n = events.Recent + 200
 	w := sandboxer.Writes{}
 	for i := range n {
 		w.Events = append(w.Events, sandboxer.Event{At: now(), Tenant: []string{sandboxer.DefaultTenant, "rival"}[i%2], Type: sandboxer.EventStep, Message: fmt.Sprint(i)})
@@ -228,7 +229,7 @@ func TestFollowHistory(t *testing.T) {
 	if err := r.store.Write(acme, w); err != nil {
 		t.Fatal(err)
 	}
-	r.notify("")
+	r.events.Notify("")
 	next := 0
 	for ev, err := range r.Follow(acme, sandboxer.EventQuery{}) {
 		if err != nil || ev.Message != fmt.Sprint(next) {
@@ -239,7 +240,7 @@ func TestFollowHistory(t *testing.T) {
 			if err := r.store.Write(acme, w); err != nil {
 				t.Fatal(err)
 			}
-			r.notify("")
+			r.events.Notify("")
 		} else if next > n {
 			break
 		}
@@ -294,7 +295,7 @@ func TestFollow(t *testing.T) {
 	if err := <-ended; sandboxer.KindOf(err) != sandboxer.Canceled {
 		t.Errorf("it ended with %v", err)
 	}
-	if len(r.notifier.subscribers) != 0 {
-		t.Errorf("%d listeners left", len(r.notifier.subscribers))
+	if n := r.events.Subscribers(); n != 0 {
+		t.Errorf("%d listeners left", n)
 	}
 }

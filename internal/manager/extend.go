@@ -5,6 +5,9 @@ import (
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/backend"
+	"github.com/sand-boxer/sandboxer/internal/events"
+	"github.com/sand-boxer/sandboxer/internal/lifecycle"
 )
 
 // Extend moves the expiry of a running sandbox, and what is on hold for it; of a
@@ -18,7 +21,8 @@ func (m *Manager) Extend(ctx context.Context, ref string, e Extend) (*sandboxer.
 // extend is Extend; with longer, a time to live never shortens.
 func (m *Manager) extend(ctx context.Context, ref string, e Extend, longer bool) (*sandboxer.Sandbox, error) {
 	if (e.TTL == 0) == (e.Add == 0) || e.TTL < 0 || e.Add < 0 {
-		return nil, sandboxer.E(sandboxer.Invalid, nil, "want either a time to live from now or a time to add, above zero")
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "want either a time to live from now or a time to add, above zero").
+			WithHint("give one of both: sandboxer extend ID --ttl 1h")
 	}
 	sb, err := m.find(ctx, sandboxer.ScopeWrite, ref)
 	if err != nil {
@@ -29,41 +33,35 @@ func (m *Manager) extend(ctx context.Context, ref string, e Extend, longer bool)
 	}
 	defer m.wg.Done()
 	err = m.step(pExtended, func() error {
-		return m.update(ctx, sb, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) error {
+		return m.box(sb).update(ctx, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) error {
 			if sb.State != sandboxer.Running && sb.State != sandboxer.Paused {
 				return notRunning(sb)
 			}
 			until := sb.ExpiresAt.Add(e.Add)
-			if at := now(); sb.Unconfirmed != "" && sb.ExpiresAt.Before(at) {
+			if at := now(); !m.WentBack().IsZero() && sb.ExpiresAt.Before(at) {
 				until = at.Add(e.Add)
 			}
 			if e.TTL > 0 {
 				until = now().Add(e.TTL)
 			}
-			if sb.LivesByUse() && sb.State == sandboxer.Running && !(sb.Unconfirmed == sandboxer.Untold && !longer) {
+			if sb.LivesByUse() && sb.State == sandboxer.Running {
 				return livesByUse(sb)
 			}
-			if sb.Unconfirmed == sandboxer.Untold { // now it is known
-				sb.Unconfirmed = ""
-			}
 			if sb.State == sandboxer.Paused {
-				return m.extendPaused(ctx, sb, w, until)
-			}
-			if sb.LivesByUse() { // it is only told that it is to live on
-				sb.UsedAt, until = now(), sb.ExpiresAt
+				return m.box(sb).extendPaused(ctx, w, until)
 			}
 			if longer && !until.After(sb.ExpiresAt) {
 				return errNotNeeded
 			}
-			life := until.Sub(sb.CreatedAt) - sb.PausedFor
-			if longest := maxTTL(sb.Spec.Profile); life > longest {
+			life := lifecycle.LifeUntil(sb, until)
+			if longest := lifecycle.MaxTTL(sb.Spec.Profile); life > longest {
 				return sandboxer.E(sandboxer.Invalid, nil, "sandbox %s would live for %s; profile %s allows %s", sb.Shown(), life.Round(time.Second), sb.Profile, longest).
-					WithHint("at most until %s", sb.CreatedAt.Add(sb.PausedFor+longest).Format(time.RFC3339))
+					WithHint("at most until %s", lifecycle.LatestExpiry(sb).Format(time.RFC3339))
 			}
 			// The backend's deadline moves first. Should the rest fail, it is later than
-			// need be, which costs nothing while a broker lives; the other way round a
+			// necessary, which costs nothing while a broker lives. In the opposite order a
 			// sandbox might vanish before the time that was promised and paid for.
-			if err := m.renew(ctx, sb, until); err != nil {
+			if err := m.box(sb).renew(ctx, until); err != nil {
 				if isKind(err, sandboxer.NotFound) { // its end may have been faster, and is in the database then
 					if cur, gerr := m.store.SandboxGeneration(ctx, sb.ID, sb.Generation); gerr == nil && cur.State != sb.State {
 						return notRunning(cur)
@@ -73,7 +71,7 @@ func (m *Manager) extend(ctx context.Context, ref string, e Extend, longer bool)
 			}
 			holdMore(sb, w, life)
 			sb.ExpiresAt = until
-			w.Events = append(w.Events, event(ctx, sb, sandboxer.EventExtend, "expires at "+until.Format(time.RFC3339)))
+			w.Events = append(w.Events, events.Of(ctx, sb, sandboxer.EventExtend, "expires at "+until.Format(time.RFC3339)))
 			return nil
 		})
 	})
@@ -83,44 +81,43 @@ func (m *Manager) extend(ctx context.Context, ref string, e Extend, longer bool)
 	return m.withLastUse(sb), nil
 }
 
-// livesByUse refuses to move the expiry of what has none but that of its use.
+// livesByUse refuses to move the expiry of a sandbox that only expires by idling.
 func livesByUse(sb *sandboxer.Sandbox) error {
-	return sandboxer.E(sandboxer.Invalid, nil, "sandbox %s has no time to live that could be moved: it lives as long as it is used, and at most as long as profile %s allows", sb.Shown(), sb.Profile).
-		WithHint("a command in it is use; for a fixed time, make one with --ttl 1h")
+	return sandboxer.E(sandboxer.Invalid, nil, "the expiry of sandbox %s cannot be moved: it lives as long as it is used, and at most as long as profile %s allows", sb.Shown(), sb.Profile).
+		WithHint("each command in it counts as use; for a fixed time, create one with --ttl 1h")
 }
 
-// keepFuse moves the fuse of a running sandbox that lives as long as it is used behind that, if it is due
-// (fuseDue), by more than that takes, so that it need not be moved again within fuseStep.
-func (m *Manager) keepFuse(ctx context.Context, sb *sandboxer.Sandbox) error {
-	until := sb.EndsAt().Add(fuseStep)
-	if until.After(sb.ExpiresAt) {
-		until = sb.ExpiresAt
-	}
-	return m.renew(ctx, sb, until)
+// keepFuse moves the fuse of a running sandbox that lives as long as it is used behind its last use, if that is due
+// (fuseDue). It moves it further than needed, so that it need not be moved again within lifecycle.FuseStep.
+func (bx box) keepFuse(ctx context.Context) error {
+	return bx.renew(ctx, lifecycle.KeepUntil(bx.sb))
 }
 
 // fuseDue reports whether the fuse of sb, whose last use is up to date, has to be moved.
-func (m *Manager) fuseDue(sb *sandboxer.Sandbox) bool {
-	if !sb.LivesByUse() || sb.State != sandboxer.Running || sb.Unconfirmed != "" || sb.Spec.Fuse.IsZero() {
+func (bx box) fuseDue() bool {
+	if !lifecycle.IsFuseLate(bx.sb) {
 		return false
 	}
-	b, err := m.backend(sb.Extension)
-	return err == nil && b.Can(sandboxer.CanRenew) && sb.Spec.Fuse.Before(sb.EndsAt().Add(marginOf(sb.Spec.Profile)))
+	b, err := bx.m.backend(bx.sb.Extension)
+	return err == nil && renews(b)
 }
 
+// renews reports whether the fuses of a backend can be moved; there may be none.
+func renews(b *backend.Backend) bool { return b != nil && b.Can(sandboxer.CanRenew) }
+
 // renew moves the backend's own deadline of sb behind until.
-func (m *Manager) renew(ctx context.Context, sb *sandboxer.Sandbox, until time.Time) error {
-	b, err := m.backend(sb.Extension)
+func (bx box) renew(ctx context.Context, until time.Time) error {
+	b, err := bx.m.backend(bx.sb.Extension)
 	if err != nil {
 		return err
 	}
 	if !b.Can(sandboxer.CanRenew) {
 		return nil
 	}
-	fuse := until.Add(marginOf(sb.Spec.Profile))
-	if err := m.step(pRenew, func() error { return b.Renew(ctx, sb.Handle, fuse) }); err != nil {
+	fuse := until.Add(lifecycle.MarginOf(bx.sb.Spec.Profile))
+	if err := bx.m.step(pRenew, func() error { return b.Renew(ctx, bx.sb.Handle, fuse) }); err != nil {
 		return err
 	}
-	sb.Spec.Fuse = fuse
+	bx.sb.Spec.Fuse = fuse
 	return nil
 }

@@ -7,16 +7,19 @@ import (
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/access"
 	"github.com/sand-boxer/sandboxer/internal/backend"
+	"github.com/sand-boxer/sandboxer/internal/spec"
+	"github.com/sand-boxer/sandboxer/internal/suggest"
 )
 
 // Extension is one configured extension, opened or not.
 type Extension struct {
 	Info    sandboxer.ExtensionInfo
 	Backend *backend.Backend // nil when Info.Problem is set
-	// Reopen, if set, is asked again for an extension without a Backend, with back-off,
-	// until it has one: a disk that is full or an engine that is down when the broker
-	// starts is not for ever. It must not be asked twice at a time.
+	// Reopen, if set, is called again for an extension without a Backend, with back-off,
+	// until it has one: a full disk, or an engine that is down when the broker
+	// starts, may recover. It must not be called twice at a time.
 	Reopen func(context.Context) Extension
 }
 
@@ -24,8 +27,9 @@ type Extension struct {
 // another (reopen), with the same bounds.
 type extension struct {
 	Extension
+	m           *Manager
 	creates     chan struct{} // slots of concurrent provisions
-	placements  chan struct{} // slots of those who ask for a place; taken also under a slot of creates, never before one
+	placements  chan struct{} // slots for asking for a place; taken also under a slot of creates, never before one
 	workers     chan struct{} // slots of concurrent sweep actions
 	saves       chan struct{} // slots of those that need snapshots, which teardowns do not wait for
 	poolCreates chan struct{} // slots of provisions for pools
@@ -37,13 +41,14 @@ type extension struct {
 	surveys     *surveyLog    // guarded by survey
 }
 
-func newExtension(e Extension, opts Options) *extension {
+func newExtension(m *Manager, e Extension) *extension {
 	return &extension{
 		Extension:   e,
-		creates:     make(chan struct{}, opts.Creates),
-		placements:  make(chan struct{}, opts.Creates),
-		workers:     make(chan struct{}, opts.Workers),
-		saves:       make(chan struct{}, opts.Workers),
+		m:           m,
+		creates:     make(chan struct{}, m.opts.Creates),
+		placements:  make(chan struct{}, m.opts.Creates),
+		workers:     make(chan struct{}, m.opts.Workers),
+		saves:       make(chan struct{}, m.opts.Workers),
 		poolCreates: make(chan struct{}, max(1, runtime.NumCPU()/2)),
 		demand:      new(demand),
 		survey:      make(chan struct{}, 1),
@@ -79,17 +84,36 @@ func (m *Manager) backend(id string) (*backend.Backend, error) {
 	e := m.extension(id)
 	switch {
 	case e == nil:
-		return nil, sandboxer.E(sandboxer.Unavailable, nil, "extension %q is not configured any more", id).
-			WithHint("configure it again: its sandboxes cannot be used or removed without it")
+		return nil, spec.NotConfigured(id)
 	case e.Backend == nil:
-		return nil, sandboxer.E(sandboxer.Unavailable, nil, "extension %q cannot be used here: %s", id, e.Info.Problem)
+		return nil, spec.NotUsable(id, e.Info.Problem)
 	}
 	return e.Backend, nil
 }
 
+// site is the installation as it is now, by which requests are judged.
+func (m *Manager) site() *spec.Site {
+	s := &spec.Site{Owner: m.opts.Owner, KeepsPortable: m.opts.SnapshotStore != nil, MAC: m.mac}
+	if set := m.catalogue.Load(); set != nil {
+		s.Profiles = set.profiles
+	}
+	for _, e := range m.extensions() {
+		s.Extensions = append(s.Extensions, e.judged())
+	}
+	return s
+}
+
+// judged is the extension as requests are judged by it.
+func (e *extension) judged() spec.Extension {
+	if e.Backend == nil { // not an interface that holds nil
+		return spec.Extension{Info: e.Info}
+	}
+	return spec.Extension{Info: e.Info, Backend: e.Backend}
+}
+
 // Extensions lists the extensions, also those that could not be opened.
 func (m *Manager) Extensions(ctx context.Context) []sandboxer.ExtensionInfo {
-	p, err := may(ctx, sandboxer.ScopeRead)
+	p, err := access.May(ctx, sandboxer.ScopeRead)
 	if err != nil {
 		return nil
 	}
@@ -104,17 +128,18 @@ func (m *Manager) Extensions(ctx context.Context) []sandboxer.ExtensionInfo {
 	return out
 }
 
-// Probe asks the extension what it can take now; Free is -1 if it cannot tell.
+// Probe asks the extension what it can take now; Free is -1 if it does not know.
 // Unavailable says why it cannot be used.
 func (m *Manager) Probe(ctx context.Context, id string) (sandboxer.HostCapacity, error) {
-	if _, err := may(ctx, sandboxer.ScopeRead); err != nil {
+	if _, err := access.May(ctx, sandboxer.ScopeRead); err != nil {
 		return sandboxer.HostCapacity{}, err
 	}
 	if m.extension(id) == nil && m.extension("ext."+id) != nil {
 		id = "ext." + id
 	}
 	if m.extension(id) == nil {
-		return sandboxer.HostCapacity{}, sandboxer.E(sandboxer.NotFound, nil, "there is no extension %q%s", id, didYouMean(id, m.extensionIDs()))
+		return sandboxer.HostCapacity{}, sandboxer.E(sandboxer.NotFound, nil, "there is no extension %q%s", id, suggest.DidYouMean(id, m.extensionIDs())).
+			WithHint("list them with: sandboxer extension ls")
 	}
 	b, err := m.backend(id)
 	if err != nil {

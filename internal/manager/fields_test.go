@@ -53,13 +53,13 @@ type ordered struct {
 	Record                   sandboxer.Sandbox
 }
 
-func actedUpon(o *resolvedRequest) ordered {
+func actedUpon(o *creation) ordered {
 	sb := *o.record(1)
 	sb.ID, sb.Spec.ID, sb.Spec.Profile = "", "", sandboxer.Profile{ID: sb.Spec.Profile.ID, Idle: sb.Spec.Profile.Idle, OnIdle: sb.Spec.Profile.OnIdle, OnTTL: sb.Spec.Profile.OnTTL}
 	// These count from now.
 	sb.CreatedAt, sb.ExpiresAt, sb.Spec.Fuse = time.Time{}, time.Time{}, time.Time{}
-	out := ordered{Tenant: o.tenant, Actor: o.actor, Name: o.name, Key: o.key, TTL: o.ttl, MaxCost: o.maxCost, NoWaiting: o.noWaiting, As: o.as, Record: sb}
-	out.ID = o.shown
+	out := ordered{Tenant: o.Tenant, Actor: o.Actor, Name: o.Name, Key: o.Key, TTL: o.TTL, MaxCost: o.MaxCost, NoWaiting: o.NoWaiting, As: o.As, Record: sb}
+	out.ID = o.Shown
 	return out
 }
 
@@ -91,7 +91,7 @@ func TestProfileInSpec(t *testing.T) {
 	read := "where it matters, from the profile that the spec has"
 	fieldtest.Conversion[sandboxer.Profile, sandboxer.Spec]{
 		Convert: func(p sandboxer.Profile) sandboxer.Spec {
-			spec := r.profileSpec(p)
+			spec := r.site().ProfileSpec(p)
 			spec.Profile = sandboxer.Profile{ID: p.ID}
 			return spec
 		},
@@ -99,20 +99,22 @@ func TestProfileInSpec(t *testing.T) {
 			"Title": "for people, who see the profile", "Description": "for people, who see the profile",
 			"Extension": read, "Isolation": read, "Requires": read, "MaxLimits": read, "TTL": read, "MaxTTL": read, "Idle": read, "OnIdle": read, "OnTTL": read, "PauseDepth": read,
 			"MaxPaused": read, "AutoResume": read, "Max": "of the profile as it is when somebody asks (roomFor)", "Wait": "of the profile as it is when somebody asks (roomFor)", "Price": read, "Ready": read, "Pool": read, "Builtin": read,
-			"Inputs": "checked and merged with the caller's apart (extension.inputs)",
+			"Inputs": "checked and merged with the caller's apart (spec.Site)",
 		},
 		Unset: unset[sandboxer.Spec](fieldtest.Withheld{
 			"ID": "settled when it is made", "Generation": "settled when it is made", "Inputs": "see above", "Host": "the request's", "Consumer": "the request's",
-			"Tenant": "the sandbox's (specFor)", "Fuse": "counts from when it is made", "Warm": "of those that wait in a pool", "Vouched": "depends on the caller", "Stamp": "made with the object",
+			"Tenant": "the sandbox's (specFor)", "Fuse": "counts from when it is made", "Warm": "of those that wait in a pool", "Vouched": "depends on the caller",
 			"Place":   "committed with the record, before it is made",
 			"Profile": "see above",
 		}, "Profile.ID"),
 	}.Check(t)
-	fieldtest.Same(t, fieldtest.Fill[sandboxer.Profile](nil), r.profileSpec(fieldtest.Fill[sandboxer.Profile](nil)).Profile,
+	fieldtest.Same(t, fieldtest.Fill[sandboxer.Profile](nil), r.site().ProfileSpec(fieldtest.Fill[sandboxer.Profile](nil)).Profile,
 		fieldtest.Withheld{"Env": "its values are in the spec's own, which is sealed"})
-	got, err := r.extension("ext.fake").inputs(sandboxer.Profile{Inputs: map[string]string{"in-a": "of the profile"}}, nil, "", "")
-	if err != nil || got["in-a"] != "of the profile" {
-		t.Errorf("the inputs of a profile become %q, %v", got, err)
+	site := r.site()
+	site.Profiles = []sandboxer.Profile{{ID: "profile.in", Extension: "ext.fake", Inputs: map[string]string{"in-a": "of the profile"}}}
+	got, err := site.Create(operator, sandboxer.CreateRequest{Profile: "in"})
+	if err != nil || got.Spec.Inputs["in-a"] != "of the profile" {
+		t.Errorf("the inputs of a profile become %+v, %v", got, err)
 	}
 }
 
@@ -176,10 +178,10 @@ func TestSourceInRestore(t *testing.T) {
 			"Extension": "the profile's, which must be able to restore it (formFor)",
 			"Spec.ID":   anew, "Spec.Generation": anew, "Spec.Owner": "this installation's", "Spec.Host": "where the source was asked to be; a native form stays where it was (Host)",
 			"Spec.Profile": "today's profile of that name", "Spec.Consumer": anew, "Spec.Tenant": "not kept", "Spec.Labels": anew, "Spec.Fuse": anew, "Spec.Warm": anew,
-			"Spec.Vouched": "asked anew of who restores it (inherited)", "Spec.Stamp": "not kept", "Spec.Place": "not kept", "SealedEnv": "see Spec.Env, of which it is made here",
+			"Spec.Vouched": "asked anew of who restores it (inherited)", "Spec.Place": "not kept", "SealedEnv": "see Spec.Env, of which it is made here",
 			"Purpose": "of the snapshot", "State": "what is not sealed is refused", "Message": "of the snapshot", "Native": "what the extension restores from, by the snapshot's ID", "Portable": "what is restored, by the snapshot's ID",
 			"Version": "of the snapshot", "Retries": "of the snapshot", "LastError": "of the snapshot", "RetryAt": "of the snapshot", "CreatedAt": "of the snapshot", "SealedAt": "of the snapshot",
-			"ExpiresAt": "of the snapshot", "DroppedAt": "of the snapshot", "Unconfirmed": "of the snapshot", "Damaged": "of the snapshot",
+			"ExpiresAt": "of the snapshot", "DroppedAt": "of the snapshot", "Damaged": "of the snapshot",
 			"Spec.Network.Allow": "goes with the mode, as a whole",
 		},
 	}.Check(t)
@@ -202,32 +204,18 @@ func TestSpecOfRecord(t *testing.T) {
 	sb := fieldtest.Fill[sandboxer.Sandbox](nil)
 	env := sb.Spec.Env
 	var err error
-	if sb.SealedEnv, err = r.sealEnv(&sb, env); err != nil {
+	if sb.SealedEnv, err = r.box(&sb).sealEnv(env); err != nil {
 		t.Fatal(err)
 	}
-	sb.Spec.Env, sb.Spec.Tenant, sb.Spec.Stamp = nil, "", nil // as it is stored
-	spec, err := r.specFor(&sb)
+	sb.Spec.Env, sb.Spec.Tenant = nil, "" // as it is stored
+	spec, err := r.box(&sb).specFor()
 	if err != nil {
 		t.Fatal(err)
 	}
 	fieldtest.Full(t, spec, nil)
 	want := sb.Spec
 	want.Env, want.Tenant = env, sb.Tenant
-	fieldtest.Same(t, want, spec, fieldtest.Withheld{"Stamp": "made anew each time"})
-}
-
-// TestStampFields: a record comes back from its stamp as it was.
-func TestStampFields(t *testing.T) {
-	r := fieldRig(t)
-	sb := fieldtest.Fill[sandboxer.Sandbox](nil)
-	sb.Generation = sb.Spec.Generation
-	got := r.openStamp(sandboxer.Found{Handle: sandboxer.Handle{SandboxID: sb.ID, Generation: objectGeneration(&sb)}, Stamp: r.stampOf(&sb)})
-	if got == nil {
-		t.Fatal("the stamp does not open")
-	}
-	fieldtest.Same(t, sb, *got, fieldtest.Withheld{
-		"Spec.Env": "sealed apart (SealedEnv)", "Spec.Stamp": "itself", "Spec.Place": "the record's host", "Damaged": "never of what is made", "Found": "of an answer",
-	})
+	fieldtest.Same(t, want, spec, nil)
 }
 
 // TestSnapshotFields: all of a sandbox that a restore needs is in the record of its snapshot.
@@ -244,7 +232,7 @@ func TestSnapshotFields(t *testing.T) {
 			"Spec.Env": "sealed apart (sealFor)", "SealedEnv": "sealed anew for the snapshot (sealFor)", "Handle": now, "Reachability": now, "Opened": now, "Cleanup": now,
 			"Quote": now, "Cost": now, "RestoredAs": "how the source began; its parent is named", "Pause": now, "PausedFor": now, "Pool": now, "PooledAt": now,
 			"Version": now, "Retries": now, "LastError": now, "AbsentSince": now, "UnresponsiveSince": now, "CreatedAt": now, "ProvisionedAt": now, "ReadyAt": now,
-			"ResumedAt": now, "UsedAt": now, "Untouched": now, "ExpiresAt": now, "RetryAt": now, "EndingAt": now, "EndedAt": now, "Unconfirmed": now, "ConfirmedAt": now, "Damaged": now, "Found": now,
+			"ResumedAt": now, "UsedAt": now, "Untouched": now, "ExpiresAt": now, "RetryAt": now, "EndingAt": now, "EndedAt": now, "Unconfirmed": now, "Damaged": now, "Found": now,
 		},
 	}.Check(t)
 }

@@ -5,18 +5,19 @@ import (
 	"strings"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/access"
 )
 
 // Forget ends the record of a sandbox whose object cannot be removed because its host is
-// gone for good. The extension forgets where it was; what may remain is in the answer's
-// Cleanup, in an event, and named by Audit for as long as nobody can say that it is gone. It
+// gone for good. The extension forgets where it was. What may remain is in the answer's
+// Cleanup, in an event, and named by Audit until it is known to be gone. Forget
 // needs the admin scope. Kinds: Conflict for a sandbox that is not ending, or that could
 // still be removed as far as is known; Unsupported where the extension keeps nothing
 // elsewhere.
 func (m *Manager) Forget(ctx context.Context, ref string) (*sandboxer.Sandbox, error) {
 	sb, err := m.find(ctx, sandboxer.ScopeAdmin, ref)
 	if err == nil {
-		_, err = may(ctx, sandboxer.ScopeAdmin)
+		_, err = access.May(ctx, sandboxer.ScopeAdmin)
 	}
 	if err != nil {
 		return nil, err
@@ -25,11 +26,11 @@ func (m *Manager) Forget(ctx context.Context, ref string) (*sandboxer.Sandbox, e
 	case sb.State == sandboxer.Terminated:
 		return sb, nil
 	case sb.State != sandboxer.Terminating:
-		return nil, sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is %s; only one that could not be removed is forgotten", sb.Shown(), sb.State).
+		return nil, sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is %s; only a sandbox that could not be removed can be forgotten", sb.Shown(), sb.State).
 			WithHint("first: sandboxer destroy %s", sb.Shown())
 	case sb.LastError == "":
 		return nil, sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is being removed, and nothing has failed so far", sb.Shown()).
-			WithHint("see what comes of it: sandboxer get %s", sb.Shown())
+			WithHint("check its state: sandboxer get %s", sb.Shown())
 	}
 	b, err := m.backend(sb.Extension)
 	if err != nil {
@@ -40,8 +41,8 @@ func (m *Manager) Forget(ctx context.Context, ref string) (*sandboxer.Sandbox, e
 		return nil, err
 	}
 	report := sandboxer.CleanupReport{Forgotten: true, Kept: remains,
-		Warnings: []string{"it was given up while its host could not be asked; there may remain: " + strings.Join(remains, "; ")}}
-	if err := m.commitTerminated(ctx, sb, report); err != nil {
+		Warnings: []string{"it was given up while its host did not answer; these may remain: " + strings.Join(remains, "; ")}}
+	if err := m.box(sb).commitTerminated(ctx, report); err != nil {
 		if now, gerr := m.store.SandboxGeneration(ctx, sb.ID, sb.Generation); gerr == nil && now.State == sandboxer.Terminated {
 			return now, nil // it could be removed after all
 		}
@@ -50,18 +51,18 @@ func (m *Manager) Forget(ctx context.Context, ref string) (*sandboxer.Sandbox, e
 	return sb, nil
 }
 
-// auditForgotten names what was given up and may remain. What its backend says is gone is
-// not named any more.
-func (m *Manager) auditForgotten(ctx context.Context, a *Audit) error {
-	return m.records(ctx, sandboxer.Query{States: []sandboxer.State{sandboxer.Terminated}}, func(sb *sandboxer.Sandbox) {
+// auditForgotten names what was given up and may remain, until its backend says that it is
+// gone.
+func (a *auditing) auditForgotten(ctx context.Context) error {
+	return a.m.records(ctx, sandboxer.Query{States: []sandboxer.State{sandboxer.Terminated}}, func(sb *sandboxer.Sandbox) {
 		if sb.Damaged != "" || sb.Cleanup == nil || !sb.Cleanup.Forgotten || ctx.Err() != nil {
 			return
 		}
-		if b, err := m.backend(sb.Extension); err == nil && b.Can(sandboxer.CanProbe) && (sb.Handle.SandboxID != "" || sb.Host != "") {
+		if b, err := a.m.backend(sb.Extension); err == nil && b.Can(sandboxer.CanProbe) && (sb.Handle.SandboxID != "" || sb.Host != "") {
 			if alive, err := b.IsAlive(ctx, handleOf(sb)); err == nil && alive == sandboxer.Gone {
 				return
 			}
 		}
-		a.violated(invForgotten, sb.ID, "there may remain: %s", strings.Join(sb.Cleanup.Kept, "; "))
+		a.violated(invForgotten, sb.ID, "these may remain: %s", strings.Join(sb.Cleanup.Kept, "; "))
 	})
 }

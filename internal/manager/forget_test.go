@@ -57,7 +57,7 @@ func TestForget(t *testing.T) {
 		}
 		return out
 	}
-	if got := named(); len(got) != 1 || !strings.Contains(got[0], "there may remain: on host a the directory "+sb.ID) {
+	if got := named(); len(got) != 1 || !strings.Contains(got[0], "these may remain: on host a the directory "+sb.ID) {
 		t.Errorf("audit names %q", got)
 	}
 	r.world.Forgive()

@@ -11,13 +11,15 @@ import (
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/events"
+	"github.com/sand-boxer/sandboxer/internal/spec"
 )
 
 // MaxFork bounds the copies of one fork.
 const MaxFork = 100
 
-// forkGrace is how long a fork goes on without anybody who waits for it: a caller whose
-// connection broke asks again.
+// forkGrace is how long a fork goes on without a caller that waits for it: a caller whose
+// connection broke may ask again.
 const forkGrace = 10 * time.Second
 
 // A forkInProgress is a fork with an idempotency key, while it is made.
@@ -35,15 +37,15 @@ type forkInProgress struct {
 // snapshot, which is dropped afterwards, a few at a time. Either all are made or none:
 // when one fails, or the caller leaves, those that were made are destroyed again and the
 // error says how many there were. It is safe to repeat: the same req.Key gives the same
-// copies or a failure for a day, and a fork whose caller left is finished if it is asked
-// for again within forkGrace. Kinds: as Snapshot and Create; Exhausted when the extension
-// has no room for all of them; Conflict also when a fork under the key was cut short by
-// the end of a broker.
+// copies or a failure for a day, and a fork whose caller left is finished if it is requested
+// again within forkGrace. Kinds: as Snapshot and Create; Exhausted when the extension
+// has no room for all of them; Conflict also when the end of a broker interrupted a fork
+// under the key.
 func (m *Manager) Fork(ctx context.Context, ref string, req ForkRequest) ([]*sandboxer.Sandbox, error) {
 	if req.Count < 1 || req.Count > MaxFork {
-		return nil, sandboxer.E(sandboxer.Invalid, nil, "%d copies: want 1 to %d", req.Count, MaxFork)
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "%d copies: want 1 to %d", req.Count, MaxFork).WithHint("fork several times for more")
 	}
-	if err := checkKey(req.Key); err != nil {
+	if err := spec.CheckKey(req.Key); err != nil {
 		return nil, err
 	}
 	sb, err := m.find(ctx, sandboxer.ScopeWrite, ref)
@@ -53,12 +55,12 @@ func (m *Manager) Fork(ctx context.Context, ref string, req ForkRequest) ([]*san
 	if req.Key == "" {
 		return m.fork(ctx, sb, req, "")
 	}
-	f, err := m.joinFork(ctx, sb, req, m.mac(forkDigest(sb.ID, req)))
+	f, err := m.joinFork(ctx, sb, req, m.mac(spec.ForkDigest(sb.ID, req)))
 	if err != nil {
 		return nil, err
 	}
 	defer m.leaveFork(f)
-	if err := wait(ctx, f.done); err != nil {
+	if err := events.Wait(ctx, f.done); err != nil {
 		return nil, err
 	}
 	return f.made, f.err
@@ -109,7 +111,7 @@ func (m *Manager) leaveFork(f *forkInProgress) {
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		if f.waiting == 0 {
-			f.abandon(sandboxer.E(sandboxer.Canceled, nil, "nobody waited for the copies any more"))
+			f.abandon(sandboxer.E(sandboxer.Canceled, nil, "the client stopped waiting for the copies"))
 		}
 	})
 }
@@ -123,9 +125,9 @@ func forkKey(key string, i int) string {
 	return fmt.Sprintf("fork:%x:%d", sum[:16], i)
 }
 
-// forkOnce answers with the copies that were made under req's key, or makes them. Of a
-// fork that a former process did not finish, nothing is left: the state that the rest
-// should be copies of is gone.
+// forkOnce answers with the copies that were made under req's key, or makes them. A fork
+// that a former process did not finish has left nothing: the state that the other
+// copies should have is gone.
 func (m *Manager) forkOnce(ctx context.Context, sb *sandboxer.Sandbox, req ForkRequest, digest string) ([]*sandboxer.Sandbox, error) {
 	var found []*sandboxer.Sandbox
 	for i := range req.Count {
@@ -154,7 +156,7 @@ func (m *Manager) forkOnce(ctx context.Context, sb *sandboxer.Sandbox, req ForkR
 			WithHint("use a new key to fork again")
 	}
 	for i := range found {
-		copied, err := m.replay(ctx, &resolvedRequest{tenant: sb.Tenant, key: forkKey(req.Key, i), digest: digest})
+		copied, err := (&creation{m: m, Resolved: spec.Resolved{Tenant: sb.Tenant, Key: forkKey(req.Key, i), Digest: digest}}).replay(ctx)
 		if err == nil && copied != nil {
 			found[i] = copied
 			continue
@@ -192,10 +194,10 @@ func (m *Manager) destroyCopies(ctx context.Context, made []*sandboxer.Sandbox) 
 
 // fork saves sb and makes the copies, until ctx ends.
 func (m *Manager) fork(ctx context.Context, sb *sandboxer.Sandbox, req ForkRequest, digest string) ([]*sandboxer.Sandbox, error) {
-	if err := m.checkCapacity(ctx, sb, req.Count); err != nil {
+	if err := m.box(sb).checkCapacity(ctx, req.Count); err != nil {
 		return nil, err
 	}
-	rec, err := m.takeSnapshot(ctx, sb, SnapshotRequest{}, sandboxer.ForFork)
+	rec, err := m.box(sb).takeSnapshot(ctx, SnapshotRequest{}, sandboxer.ForFork)
 	if err != nil {
 		return nil, err
 	}
@@ -257,7 +259,44 @@ func (m *Manager) makeCopies(ctx, caller context.Context, rec *sandboxer.Snapsho
 	if left > 0 {
 		what = fmt.Sprintf("of the %d that were made, %d are still being destroyed", len(all), left)
 	}
-	return nil, wrapError(sandboxer.KindOf(first), first, "%d copies of sandbox %s could not be made, %s", req.Count, rec.ShownSandbox(), what)
+	kind := sandboxer.KindOf(first)
+	free := true
+	if req.Key != "" && mayPass(kind) {
+		if free = m.freeFork(ctx, rec.Tenant, req, digest); !free {
+			kind = sandboxer.Failed // under this key there is nothing to repeat
+		}
+	}
+	err := wrapError(kind, first, "%d copies of sandbox %s could not be made, %s", req.Count, rec.ShownSandbox(), what)
+	if !free {
+		err.Hint, err.RetryAfter = "use a new key to fork again", 0
+	}
+	return nil, err
+}
+
+// freeFork frees the keys of a fork that failed, once all of its copies have ended, and reports
+// whether it did.
+func (m *Manager) freeFork(ctx context.Context, tenant string, req ForkRequest, digest string) bool {
+	var keys []sandboxer.IdempotencyKey
+	for i := range req.Count {
+		k, err := m.store.IdempotencyKey(ctx, tenant, forkKey(req.Key, i))
+		if isKind(err, sandboxer.NotFound) || err == nil && !m.digestMatches(k.Digest, digest) {
+			continue
+		}
+		if err != nil {
+			return false
+		}
+		sb, err := m.store.SandboxGeneration(ctx, k.SandboxID, k.Generation)
+		if err != nil || sb.State != sandboxer.Terminated {
+			return false
+		}
+		keys = append(keys, k)
+	}
+	for _, k := range keys {
+		if err := m.store.Write(ctx, sandboxer.Writes{FreeKey: &k}); err != nil {
+			return false
+		}
+	}
+	return true
 }
 
 // copyOf is the restore that makes copy i of a fork.
@@ -269,18 +308,18 @@ func copyOf(r ForkRequest, i int) RestoreRequest {
 	return one
 }
 
-// checkCapacity refuses what the extension says it has no room for.
-func (m *Manager) checkCapacity(ctx context.Context, sb *sandboxer.Sandbox, count int) error {
-	b, err := m.backend(sb.Extension)
+// checkCapacity refuses copies for which the extension says it has no room.
+func (bx box) checkCapacity(ctx context.Context, count int) error {
+	b, err := bx.m.backend(bx.sb.Extension)
 	if err != nil || !b.Can(sandboxer.CanCapacity) {
 		return err
 	}
-	capacity, err := b.Capacity(ctx, sb.Host)
+	capacity, err := b.Capacity(ctx, bx.sb.Host)
 	if err != nil {
 		return err
 	}
 	if capacity.Free >= 0 && capacity.Free < count {
-		return sandboxer.E(sandboxer.Exhausted, nil, "%s has room for %d more sandboxes, not for %d", sb.Extension, capacity.Free, count).
+		return sandboxer.E(sandboxer.Exhausted, nil, "%s has room for %d more sandboxes, not for %d", bx.sb.Extension, capacity.Free, count).
 			WithHint("make fewer copies, or destroy other sandboxes first")
 	}
 	return nil

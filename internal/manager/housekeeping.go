@@ -7,7 +7,7 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// housekeep does the small things that may lag behind.
+// housekeep does the small tasks that may be late.
 func (m *Manager) housekeep() {
 	m.mu.Lock()
 	due := time.Since(m.lastCleanup) >= time.Hour
@@ -24,13 +24,13 @@ func (m *Manager) housekeep() {
 		}
 	}
 	m.usage.forgetUnused(time.Hour)
-	if err := m.keys.saveLastUse(m.ctx, time.Minute); err != nil && m.ctx.Err() == nil {
+	if err := m.SaveLastUse(m.ctx, time.Minute); err != nil && m.ctx.Err() == nil {
 		m.log.Warn("last use of API keys", "err", err)
 	}
 }
 
-// forgetHistory removes what ended long ago, in batches short enough for others to
-// commit in between. What is too much for one time is left to the next tick.
+// forgetHistory removes records that ended long ago, in batches short enough for others to
+// commit in between. The next tick removes the rest.
 func (m *Manager) forgetHistory(ctx context.Context) error {
 	if m.opts.History == 0 {
 		return nil
@@ -57,16 +57,16 @@ func (m *Manager) forgetHistory(ctx context.Context) error {
 	return nil
 }
 
-// flush stores what is only in memory, at the end.
+// flush stores, at the end, what is only in memory.
 func (m *Manager) flush(ctx context.Context) error {
 	for _, id := range m.usage.ids() {
 		sb, err := m.store.Sandbox(ctx, id)
 		if err == nil && sb.State == sandboxer.Running {
-			err = m.saveUse(ctx, sb)
+			err = m.box(sb).saveUse(ctx)
 		}
 		if err != nil && !isKind(err, sandboxer.NotFound) && sb == nil {
 			return err
 		}
 	}
-	return m.keys.saveLastUse(ctx, 0)
+	return m.SaveLastUse(ctx, 0)
 }

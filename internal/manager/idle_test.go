@@ -9,12 +9,12 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// idleProfile is a profile whose sandboxes nobody may leave unused for long.
+// idleProfile is a profile whose sandboxes may not be unused for long.
 func idleProfile(idle time.Duration, onIdle sandboxer.ExpiryAction) sandboxer.Profile {
 	return sandboxer.Profile{ID: "profile.idle", Extension: "ext.fake", TTL: time.Hour, Idle: idle, OnIdle: onIdle}
 }
 
-// TestOnIdle: one that nobody uses is paused, its time to live stands still, and whoever uses it
+// TestOnIdle: an unused sandbox is paused, its time to live stops, and its next user
 // finds it again; a request may say otherwise.
 func TestOnIdle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -64,8 +64,8 @@ func TestOnIdle(t *testing.T) {
 	})
 }
 
-// TestOnIdleAtTheLastMoment: whoever begins to use a sandbox while it is being committed that nobody
-// does, waits for that, and then has it resumed, or is told that it does not run; nobody gets one that
+// TestOnIdleAtTheLastMoment: a caller that begins to use a sandbox while it is being committed as idle
+// waits for that, and then has it resumed, or gets the error that it does not run; no caller gets a sandbox that
 // is taken away at once.
 func TestOnIdleAtTheLastMoment(t *testing.T) {
 	for name, c := range map[string]struct {
@@ -123,37 +123,9 @@ func TestOnIdleAtTheLastMoment(t *testing.T) {
 	}
 }
 
-// TestExpiryWithinProfile: what a request may choose.
-func TestExpiryWithinProfile(t *testing.T) {
-	const pause, destroy = sandboxer.ExpiryPause, sandboxer.ExpiryDestroy
-	for _, c := range []struct {
-		profile       sandboxer.Profile
-		idle          time.Duration
-		onIdle, onTTL sandboxer.ExpiryAction
-		want          string // in the error
-	}{
-		{sandboxer.Profile{}, time.Hour, pause, pause, ""},
-		{sandboxer.Profile{Idle: time.Hour, OnIdle: pause, OnTTL: pause}, time.Minute, destroy, destroy, ""},
-		{sandboxer.Profile{Idle: time.Hour}, time.Hour, "", "", ""},
-		{sandboxer.Profile{Idle: time.Hour}, time.Hour + 1, "", "", "longer than profile"},
-		{sandboxer.Profile{}, time.Millisecond, "", "", "at least 1s"},
-		{sandboxer.Profile{}, -time.Hour, "", "", "at least 1s"},
-		{sandboxer.Profile{}, 0, pause, "", "no effect without an idle time"},
-		{sandboxer.Profile{Idle: time.Hour, OnIdle: destroy}, 0, pause, "", "says destroy"},
-		{sandboxer.Profile{OnTTL: destroy}, 0, "", pause, "says destroy"},
-		{sandboxer.Profile{}, 0, "", "freeze", "want destroy or pause"},
-	} {
-		p, err := withExpiry(c.profile, c.idle, c.onIdle, c.onTTL)
-		switch {
-		case c.want != "":
-			wantErr(t, err, sandboxer.Invalid, c.want)
-		case err != nil:
-			t.Errorf("%+v: %v", c, err)
-		case c.idle != 0 && p.Idle != c.idle, c.onIdle != "" && p.OnIdle != c.onIdle, c.onTTL != "" && p.OnTTL != c.onTTL:
-			t.Errorf("%+v becomes %s, %s, %s", c, p.Idle, p.OnIdle, p.OnTTL)
-		}
-	}
-
+// TestExpiryOfWhatCannotPause: a request cannot have paused what its extension cannot pause.
+func TestExpiryOfWhatCannotPause(t *testing.T) {
+	const pause = sandboxer.ExpiryPause
 	r := newRig(t, func(s *setup) {
 		s.fake.Drop = []sandboxer.Capability{sandboxer.CanPause, sandboxer.CanSnapshot}
 	})

@@ -7,6 +7,9 @@ import (
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/access"
+	"github.com/sand-boxer/sandboxer/internal/lifecycle"
+	"github.com/sand-boxer/sandboxer/internal/spec"
 )
 
 // bookingKey names one booking of one generation, so that repeating it changes
@@ -26,8 +29,8 @@ func hold(sb *sandboxer.Sandbox, what string, amount sandboxer.Credits) sandboxe
 	return booking(sb, what, sandboxer.EntryHold, -amount)
 }
 
-// holdMore puts on hold what a life of sb, without the time that it is paused, costs beyond what
-// is on hold already, in w; a shorter life than that changes nothing. The tenant must be able to
+// holdMore adds a hold to w: the price of a life of sb, without the time that it is paused, less what
+// is on hold already. A shorter life changes nothing. The tenant must be able to
 // pay for it (NoCredit of the store).
 func holdMore(sb *sandboxer.Sandbox, w *sandboxer.Writes, life time.Duration) {
 	if life <= sb.Quote.Duration {
@@ -39,13 +42,13 @@ func holdMore(sb *sandboxer.Sandbox, w *sandboxer.Writes, life time.Duration) {
 	sb.Quote.Duration = life
 }
 
-// settle settles the ledger of sb: what it cost, from ready to the wish to end it and
-// without the time that it was paused, is posted, the rest of the hold given back.
+// settle settles the ledger of sb: its cost, from ready to the request to end it and
+// without the time that it was paused, is posted, and the rest of the hold is released.
 // Quote.Amount is what is on hold.
 func settle(sb *sandboxer.Sandbox) (cost sandboxer.Credits, _ []sandboxer.Entry) {
 	if !sb.ReadyAt.IsZero() {
 		end := sb.EndingAt
-		if isPaused(sb) && sb.Pause.At.Before(end) {
+		if lifecycle.IsPaused(sb) && sb.Pause.At.Before(end) {
 			end = sb.Pause.At
 		}
 		cost = min(sb.Quote.For(end.Sub(sb.ReadyAt)-sb.PausedFor), sb.Quote.Amount)
@@ -56,7 +59,7 @@ func settle(sb *sandboxer.Sandbox) (cost sandboxer.Credits, _ []sandboxer.Entry)
 	)
 }
 
-// entries leaves out what moves no money.
+// entries leaves out entries that move no credits.
 func entries(all ...sandboxer.Entry) []sandboxer.Entry {
 	var out []sandboxer.Entry
 	for _, e := range all {
@@ -67,18 +70,19 @@ func entries(all ...sandboxer.Entry) []sandboxer.Entry {
 	return out
 }
 
-// billedTenant returns the tenant whose money a principal may look at.
+// billedTenant returns the tenant whose credits a principal may see.
 func billedTenant(p sandboxer.Principal, tenant string) (string, error) {
 	tenant = cmp.Or(tenant, p.Tenant)
 	if tenant != p.Tenant && !p.Can(sandboxer.ScopeAdmin) {
-		return "", sandboxer.E(sandboxer.Denied, nil, "the credits of another tenant are not yours to see")
+		return "", sandboxer.E(sandboxer.Denied, nil, "you cannot see the credits of another tenant").
+			WithHint("leave out the tenant to see your own; an administrator sees all")
 	}
 	return tenant, nil
 }
 
 // Balance returns what tenant can still spend; "" means the caller's own.
 func (m *Manager) Balance(ctx context.Context, tenant string) (sandboxer.Credits, error) {
-	p, err := may(ctx, sandboxer.ScopeRead)
+	p, err := access.May(ctx, sandboxer.ScopeRead)
 	if err == nil {
 		tenant, err = billedTenant(p, tenant)
 	}
@@ -88,19 +92,19 @@ func (m *Manager) Balance(ctx context.Context, tenant string) (sandboxer.Credits
 	return m.store.Balance(ctx, tenant)
 }
 
-// Grant gives tenant credits, or takes back what it has not spent when amount is
+// Grant gives tenant credits, or takes back credits that it has not spent when amount is
 // negative (NoCredit when that is less). It needs the admin scope. A grant repeated
-// under the same key counts once; another amount or tenant under it is a Conflict. An
-// empty key makes every call count.
+// under the same key counts once; another amount or tenant under it is a Conflict. With
+// an empty key every call counts.
 func (m *Manager) Grant(ctx context.Context, tenant string, amount sandboxer.Credits, key, note string) error {
-	p, err := may(ctx, sandboxer.ScopeAdmin)
+	p, err := access.May(ctx, sandboxer.ScopeAdmin)
 	if err != nil {
 		return err
 	}
 	if amount == 0 {
 		return sandboxer.E(sandboxer.Invalid, nil, "a grant of 0 credits changes nothing")
 	}
-	if err := checkKey(key); err != nil {
+	if err := spec.CheckKey(key); err != nil {
 		return err
 	}
 	if len(note) > 1024 {
@@ -125,7 +129,7 @@ func (m *Manager) Grant(ctx context.Context, tenant string, amount sandboxer.Cre
 // Entries pages through the ledger, oldest first; without the admin scope through
 // that of the caller's tenant. q.SandboxID is an ID as tenants know it, or TENANT/ID.
 func (m *Manager) Entries(ctx context.Context, q sandboxer.EntryQuery) ([]sandboxer.Entry, string, error) {
-	p, err := may(ctx, sandboxer.ScopeRead)
+	p, err := access.May(ctx, sandboxer.ScopeRead)
 	if err != nil {
 		return nil, "", err
 	}
@@ -134,7 +138,7 @@ func (m *Manager) Entries(ctx context.Context, q sandboxer.EntryQuery) ([]sandbo
 			return nil, "", err
 		}
 	}
-	if err := checkPage(q.Limit); err != nil {
+	if err := access.CheckPage(q.Limit); err != nil {
 		return nil, "", err
 	}
 	q.ShownID, q.SandboxID = q.SandboxID, "" // also of those that were forgotten

@@ -3,11 +3,13 @@ package manager
 import (
 	"context"
 	"sync"
+
+	"github.com/sand-boxer/sandboxer/internal/events"
 )
 
 // A keyedLock is one lock for each key. Waiting for it ends with a context.
 //
-// mu guards the map. Nobody waits under it.
+// mu guards the map. No caller waits under it.
 type keyedLock struct {
 	mu   sync.Mutex
 	held map[string]chan struct{} // closed when the key is unlocked
@@ -15,7 +17,7 @@ type keyedLock struct {
 
 func newKeyedLock() *keyedLock { return &keyedLock{held: map[string]chan struct{}{}} }
 
-// lock waits until nobody else holds key, or ctx ends.
+// lock waits until no other caller holds key, or ctx ends.
 func (l *keyedLock) lock(ctx context.Context, key string) (unlock func(), err error) {
 	for {
 		l.mu.Lock()
@@ -32,24 +34,24 @@ func (l *keyedLock) lock(ctx context.Context, key string) (unlock func(), err er
 			}), nil
 		}
 		l.mu.Unlock()
-		if err := wait(ctx, busy); err != nil {
+		if err := events.Wait(ctx, busy); err != nil {
 			return nil, err
 		}
 	}
 }
 
-// sweepLocks keep the sweep from doing two things with one sandbox or snapshot at a time. What
-// somebody else does with it is a job's.
+// sweepLocks keep the sweep from doing two things with one sandbox or snapshot at a time. Jobs
+// guard against everything else.
 //
 // mu guards the map. Nothing is called under it.
 type sweepLocks struct {
 	mu   sync.Mutex
-	held map[string]bool // by ID of what is locked: whether somebody was refused since
+	held map[string]bool // by ID of what is locked: whether a caller was refused since
 }
 
 func newSweepLocks() *sweepLocks { return &sweepLocks{held: map[string]bool{}} }
 
-// tryLock makes the caller the only one who does something with id, until unlock, or reports
+// tryLock makes the caller the only one that works on id, until unlock, or reports
 // false.
 func (l *sweepLocks) tryLock(id string) bool {
 	l.mu.Lock()
@@ -59,8 +61,8 @@ func (l *sweepLocks) tryLock(id string) bool {
 	return !busy
 }
 
-// unlock ends tryLock, and reports whether somebody was refused in between, who may have seen
-// what is due since.
+// unlock ends tryLock, and reports whether another caller was refused in between. That caller may
+// have seen a step that became due since.
 func (l *sweepLocks) unlock(id string) (refused bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -8,7 +8,7 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// One holds a key at a time; who waits for it is let in, or leaves with his context.
+// One caller holds a key at a time; a waiting one gets it, or leaves with its context.
 func TestKeyedLock(t *testing.T) {
 	l := newKeyedLock()
 	ctx := context.Background()
@@ -52,7 +52,7 @@ func TestKeyedLock(t *testing.T) {
 	}
 }
 
-// Whoever is refused is made up for: the unlock says so.
+// A refused caller is not forgotten: the unlock reports it.
 func TestSweepLocks(t *testing.T) {
 	l := newSweepLocks()
 	if !l.tryLock("a") || l.tryLock("a") || !l.tryLock("b") {

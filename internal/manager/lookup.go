@@ -6,6 +6,10 @@ import (
 	"strings"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/access"
+	"github.com/sand-boxer/sandboxer/internal/events"
+	"github.com/sand-boxer/sandboxer/internal/spec"
+	"github.com/sand-boxer/sandboxer/internal/suggest"
 )
 
 // liveStates are the states in which something may exist outside the database.
@@ -25,10 +29,10 @@ func (m *Manager) Get(ctx context.Context, ref string) (*sandboxer.Sandbox, erro
 }
 
 // GetChosen returns the newest sandbox, also one that has ended, that the caller's tenant has
-// under an ID that it chose, itself or by a thread. Unlike Get it takes nothing else for it: no name, no part of an
-// ID, no other tenant's. NotFound: there never was one. Failed: its record is damaged.
+// under an ID that it chose, directly or by a thread. Unlike Get it accepts no name, no part of an
+// ID and no other tenant's sandbox. NotFound: there never was one. Failed: its record is damaged.
 func (m *Manager) GetChosen(ctx context.Context, id string) (*sandboxer.Sandbox, error) {
-	p, err := may(ctx, sandboxer.ScopeRead)
+	p, err := access.May(ctx, sandboxer.ScopeRead)
 	if err != nil {
 		return nil, err
 	}
@@ -42,10 +46,10 @@ func (m *Manager) GetChosen(ctx context.Context, id string) (*sandboxer.Sandbox,
 	return m.withLastUse(sb), nil
 }
 
-// find is Get for a principal that needs scope. With the error about a damaged record
-// comes what is left of that.
+// find is Get for a principal that needs scope. The error about a damaged record
+// comes with what is left of the record.
 func (m *Manager) find(ctx context.Context, scope sandboxer.Scope, ref string) (*sandboxer.Sandbox, error) {
-	p, err := may(ctx, scope)
+	p, err := access.May(ctx, scope)
 	if err != nil {
 		return nil, err
 	}
@@ -65,7 +69,7 @@ func (m *Manager) find(ctx context.Context, scope sandboxer.Scope, ref string) (
 			return sb, err
 		}
 	}
-	if ref != "" && checkName(ref) == nil {
+	if ref != "" && spec.CheckName(ref) == nil {
 		for _, tenants := range slices.Compact([]string{own, tenant}) {
 			for _, states := range [][]sandboxer.State{liveStates, nil} {
 				items, _, err := m.store.Sandboxes(ctx, sandboxer.Query{Tenant: tenants, Name: ref, States: states, Limit: 2})
@@ -113,15 +117,15 @@ func noSuchSandbox(ref string) error {
 		WithHint("list yours: sandboxer ls --all")
 }
 
-// findID is find for an ID: the one that the sandbox's tenant knows it by or, where none is
-// meant, the one that its objects carry. It returns nothing where there is none. Without a tenant
-// it looks at those of all.
+// findID is find for an ID: the one that the sandbox's tenant knows it by or, if there is none,
+// the one that its objects carry. It returns nothing if there is no such sandbox. Without a tenant
+// it searches those of all tenants.
 func (m *Manager) findID(ctx context.Context, tenant, id string) (*sandboxer.Sandbox, error) {
 	exact, err := m.store.Sandbox(ctx, id)
 	switch {
 	case exact == nil && !isKind(err, sandboxer.NotFound):
 		return nil, err
-	case exact != nil && tenant != "" && exact.Tenant != tenant: // somebody else's
+	case exact != nil && tenant != "" && exact.Tenant != tenant: // another tenant's
 		exact = nil
 	}
 	if tenant != "" {
@@ -135,14 +139,14 @@ func (m *Manager) findID(ctx context.Context, tenant, id string) (*sandboxer.San
 			return shown, err
 		}
 	} else {
-		// Ended ones count: who destroys one twice must not meet another tenant's.
+		// Ended ones count: a caller that destroys one twice must not end another tenant's.
 		tenants, terr := m.store.TenantsOfShown(ctx, id)
 		switch {
 		case terr != nil:
 			return nil, terr
 		case len(tenants) > 1:
-			return nil, sandboxer.E(sandboxer.Conflict, nil, "%q means several sandboxes: %s", id, join(refsOf(tenants, id))).
-				WithHint("say whose: TENANT/ID")
+			return nil, sandboxer.E(sandboxer.Conflict, nil, "%q means several sandboxes: %s", id, suggest.List(refsOf(tenants, id))).
+				WithHint("name the tenant, too: TENANT/ID")
 		case len(tenants) == 1:
 			shown, serr := m.store.SandboxShown(ctx, tenants[0], id)
 			if serr == nil {
@@ -160,7 +164,7 @@ func (m *Manager) findID(ctx context.Context, tenant, id string) (*sandboxer.San
 	return m.withLastUse(exact), nil
 }
 
-// refsOf says in full what id means to each of tenants.
+// refsOf returns the full form of id for each of tenants.
 func refsOf(tenants []string, id string) (refs []string) {
 	for _, tenant := range tenants {
 		refs = append(refs, (&sandboxer.Sandbox{Tenant: tenant, ID: id}).Ref())
@@ -174,7 +178,7 @@ func ambiguous(ref string, items []*sandboxer.Sandbox) error {
 	for _, sb := range items {
 		name := sb.Shown()
 		if slices.ContainsFunc(items, func(o *sandboxer.Sandbox) bool { return o.Shown() == name && o.Tenant != sb.Tenant }) {
-			name, hint = sb.Ref(), "say whose: TENANT/ID"
+			name, hint = sb.Ref(), "name the tenant, too: TENANT/ID"
 		}
 		if sb.Name != "" {
 			name += " (" + sb.Name + ", " + sb.Tenant + ")"
@@ -183,7 +187,7 @@ func ambiguous(ref string, items []*sandboxer.Sandbox) error {
 			names = append(names, name)
 		}
 	}
-	return sandboxer.E(sandboxer.Conflict, nil, "%q means several sandboxes: %s", ref, join(names)).
+	return sandboxer.E(sandboxer.Conflict, nil, "%q means several sandboxes: %s", ref, suggest.List(names)).
 		WithHint("%s", hint)
 }
 
@@ -198,7 +202,7 @@ func (m *Manager) withLastUse(sb *sandboxer.Sandbox) *sandboxer.Sandbox {
 // List pages through sandboxes, newest first. Without the admin scope only the
 // caller's tenant is listed.
 func (m *Manager) List(ctx context.Context, q sandboxer.Query) ([]*sandboxer.Sandbox, string, error) {
-	p, err := may(ctx, sandboxer.ScopeRead)
+	p, err := access.May(ctx, sandboxer.ScopeRead)
 	if err != nil {
 		return nil, "", err
 	}
@@ -208,13 +212,13 @@ func (m *Manager) List(ctx context.Context, q sandboxer.Query) ([]*sandboxer.San
 		}
 		q.Tenant = p.Tenant
 	}
-	if err := checkPage(q.Limit); err != nil {
+	if err := access.CheckPage(q.Limit); err != nil {
 		return nil, "", err
 	}
 	for _, s := range q.States {
 		if !s.Valid() {
-			return nil, "", sandboxer.E(sandboxer.Invalid, nil, "%q is not a state%s", s, didYouMean(string(s), strings.Split(join(sandboxer.States()), ", "))).
-				WithHint("the states are: %s", join(sandboxer.States()))
+			return nil, "", sandboxer.E(sandboxer.Invalid, nil, "%q is not a state%s", s, suggest.DidYouMean(string(s), strings.Split(suggest.List(sandboxer.States()), ", "))).
+				WithHint("the states are: %s", suggest.List(sandboxer.States()))
 		}
 	}
 	if q.Profile != "" {
@@ -229,8 +233,8 @@ func (m *Manager) List(ctx context.Context, q sandboxer.Query) ([]*sandboxer.San
 	return items, next, err
 }
 
-// Wait returns the sandbox once it is in one of states; without states, once it is on
-// its way to none. It fails with the sandbox's own failure, or with Conflict, when it
+// Wait returns the sandbox once it is in one of states; without states, once its state
+// is not transitional. It fails with the sandbox's own failure, or with Conflict, when it
 // has ended in another state, and with ctx's error when ctx ends first.
 func (m *Manager) Wait(ctx context.Context, ref string, states ...sandboxer.State) (*sandboxer.Sandbox, error) {
 	sb, err := m.find(ctx, sandboxer.ScopeRead, ref)
@@ -240,30 +244,30 @@ func (m *Manager) Wait(ctx context.Context, ref string, states ...sandboxer.Stat
 	if len(states) == 0 {
 		states = []sandboxer.State{sandboxer.Warm, sandboxer.Running, sandboxer.Paused, sandboxer.Terminated}
 	}
-	return m.waitState(ctx, sb, states...)
+	return m.box(sb).waitState(ctx, states...)
 }
 
 // waitState is Wait for one generation.
-func (m *Manager) waitState(ctx context.Context, sb *sandboxer.Sandbox, states ...sandboxer.State) (*sandboxer.Sandbox, error) {
-	ctx, cancel := m.untilClosed(ctx)
+func (bx box) waitState(ctx context.Context, states ...sandboxer.State) (*sandboxer.Sandbox, error) {
+	ctx, cancel := bx.m.untilClosed(ctx)
 	defer cancel(nil)
-	changed, unsubscribe := m.notifier.subscribe(sb.ID)
+	changed, unsubscribe := bx.m.events.Subscribe(bx.sb.ID)
 	defer unsubscribe()
 	for {
-		sb, err := m.store.SandboxGeneration(ctx, sb.ID, sb.Generation)
+		sb, err := bx.m.store.SandboxGeneration(ctx, bx.sb.ID, bx.sb.Generation)
 		if err != nil {
 			return nil, err
 		}
 		if slices.Contains(states, sb.State) {
-			return m.withLastUse(sb), nil
+			return bx.m.withLastUse(sb), nil
 		}
 		if sb.State == sandboxer.Terminated || sb.State == sandboxer.Terminating && !slices.Contains(states, sandboxer.Terminated) {
 			if err := failure(sb); err != nil {
 				return sb, err
 			}
-			return sb, sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is %s (%s) and will not become %s", sb.Shown(), sb.State, sb.Reason, join(states))
+			return sb, sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is %s (%s) and will not become %s", sb.Shown(), sb.State, sb.Reason, suggest.List(states))
 		}
-		if err := wait(ctx, changed); err != nil {
+		if err := events.Wait(ctx, changed); err != nil {
 			return nil, err
 		}
 	}

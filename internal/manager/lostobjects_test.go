@@ -10,6 +10,7 @@ import (
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/adapters/fake"
 	"github.com/sand-boxer/sandboxer/internal/backend"
+	"github.com/sand-boxer/sandboxer/internal/lifecycle"
 )
 
 // A situation is a state of a sandbox, and what is being done with it.
@@ -225,6 +226,8 @@ func TestOneAbsenceKillsNobody(t *testing.T) {
 				var dead atomic.Bool
 				r := newMortalRig(t, &dead, backend.Options{})
 				id := s.enter(t, r)
+				time.Sleep(2 * lookEvery) // what its extension told of its making or pausing is looked at
+				synctest.Wait()
 				dead.Store(true)
 				for range 2 * probeEvery / time.Second { // until it was asked once
 					if time.Sleep(time.Second); !r.get(id).AbsentSince.IsZero() {
@@ -264,7 +267,7 @@ func TestOutOfReachKillsNobody(t *testing.T) {
 					time.Sleep(long)
 					synctest.Wait()
 					got := r.get(id)
-					failed := got.Reason == sandboxer.ReasonFailed && got.State == sandboxer.Terminating && s.state == sandboxer.Creating && !isPaused(got)
+					failed := got.Reason == sandboxer.ReasonFailed && got.State == sandboxer.Terminating && s.state == sandboxer.Creating && !lifecycle.IsPaused(got)
 					switch {
 					case got.Reason == sandboxer.ReasonLost || got.State == sandboxer.Terminated:
 						t.Errorf("%s later it is %s (%s)", long, got.State, got.Reason)

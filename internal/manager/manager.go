@@ -3,17 +3,19 @@
 // The edges (REST, CLI, …) only translate.
 //
 // A sandbox changes state in one function (move), by compare-and-swap in the store,
-// together with its ledger entries and its event. What a state owes outside the
-// database (state.go of the root) is paid by a job; at most one job works on a sandbox
-// at a time, in the manager's own context, so that a client that hangs up strands
-// nothing. What a crash or a failure left unpaid is found and finished by the sweep:
+// together with its ledger entries and its event. A job does the work that a state needs outside the
+// database (state.go of the root); at most one job works on a sandbox
+// at a time, in the manager's own context, so that a client that hangs up leaves
+// nothing behind. The sweep finds and finishes work that a crash or a failure left undone:
 // there is no other recovery code.
 //
-// That core (create, destroy, move, sweep) is in Manager. What it remembers beside the
+// That core (create, destroy, move, sweep) is in Manager. State outside the
 // database is in types with a lock of their own, which call neither each other, the store
-// nor a backend under it, save where their comments say so: notifier (who waits for changes),
-// apiKeys, portAccess, snapshotPins, usage (who uses a sandbox, and since when nobody does),
-// limiter (how much goes on at once), quarantine, orphanSightings and graceClock.
+// nor a backend under it, except where their comments say so: events.Log (what happened, and who waits for
+// changes), access.APIKeys, access.Visits, access.Bounds (limits, in total and at once), snapshotPins,
+// usage (how many use a sandbox, and since when it is idle), quarantine, orphanSightings and graceClock.
+//
+// Package spec decides what a request becomes, package lifecycle what the sweep does next.
 package manager
 
 import (
@@ -30,6 +32,9 @@ import (
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/access"
+	"github.com/sand-boxer/sandboxer/internal/events"
+	"github.com/sand-boxer/sandboxer/internal/nofile"
 )
 
 // Options configure a Manager. Owner and Key are required.
@@ -42,18 +47,19 @@ type Options struct {
 	Workers       int              // concurrent sweep actions per extension, default 8
 	History       time.Duration    // how long ended sandboxes, with their events, are kept; 0 for ever, else at least a day
 	Quotas        sandboxer.Quotas // of tenants; see SetQuotas
+	WentBack      time.Time        // when the database was found to be older than it had been: the sweep is on hold; zero if it was not, or was accepted
 	SnapshotStore SnapshotStore    // keeps the portable form of snapshots; nil: there are only native ones
 	Snapshots     int              // most snapshots of one tenant that are kept at a time, default 200
 	Stop          time.Duration    // how long Close waits for work that does not stop, default 1m
 	Creates       int              // concurrent provisions per extension, and as many who ask it for a place, default 2*NumCPU but at least 8; others queue
 
 	// Execs and Streams bound the commands and the other uses (files, ports, events) at
-	// once. The default of what has no Total is chosen from the file descriptors that the
+	// once. Without Total, the default is chosen from the file descriptors that the
 	// process may have.
-	Execs, Streams AtOnce
+	Execs, Streams access.AtOnce
 
 	// OOMKilled, if not nil, is called for every command and every sandbox (what) that a
-	// memory limit killed. One that dies of its command counts as both.
+	// memory limit killed. A sandbox that dies of its command counts as both.
 	OOMKilled func(extension, what string)
 
 	// Pooled, if not nil, is called for every create of a profile that keeps a pool: whether
@@ -68,9 +74,11 @@ type Options struct {
 // sandboxer.Kind; without a principal it is Unauthenticated, without the scope
 // Denied, and a sandbox of another tenant is as absent as one that never was.
 type Manager struct {
+	*access.APIKeys // CreateKey, Keys, RevokeKey, Authenticate, Bind
+	*access.Bounds  // SetQuotas, AdmitRequest, Quotas
+
 	store     sandboxer.Store
 	catalogue atomic.Pointer[profileSet]
-	quotas    atomic.Pointer[sandboxer.Quotas]
 	exts      atomic.Pointer[[]*extension] // replaced as a whole where one is opened later
 	poolsDue  chan struct{}                // one slot: a pool may need something
 	opts      Options
@@ -84,19 +92,19 @@ type Manager struct {
 	wg       sync.WaitGroup // every goroutine of the manager
 
 	// Each of these has a lock of its own, and calls none of the others.
-	notifier          *notifier
-	keys              *apiKeys
-	ports             *portAccess
+	events            *events.Log
+	ports             *access.Visits
 	pins              *snapshotPins
 	usage             *usage
 	clock             *graceClock
+	hold              sweepHold
 	quarantine        *quarantine
 	orphanSightings   *orphanSightings
 	sweepLocks        *sweepLocks
 	rooms             *rooms
-	networkChanges    *keyedLock              // by sandbox ID: who is between the database and the backend with a policy
+	networkChanges    *keyedLock              // by sandbox ID: the caller between the database and the backend with a policy
 	networkEnforced   *syncSet[generationKey] // those of a former process whose network policy is in force
-	probing           *syncSet[string]        // sandbox IDs that are about to be probed, because of what a user was told
+	probing           *syncSet[string]        // sandbox IDs that are about to be probed, because of an answer to a user
 	reportedDamage    *syncSet[generationKey] // damaged records that were reported
 	reportedSnapshots *syncSet[string]        // quarantined snapshots that were reported
 
@@ -110,16 +118,11 @@ type Manager struct {
 	lastCleanup time.Time                     // when idempotency keys and old history were last removed
 
 	settingProfiles sync.Mutex    // serialises SetProfiles
-	execs           *limiter      // commands at once
-	streams         *limiter      // other uses at once
-	requests        requests      // to the API, of tenants of which they are bounded
-	recent          recentEvents  // the newest events
-	replays         chan struct{} // slots of those who read long histories
 	drops           chan struct{} // slots of the sweep's drops that need the store of portable snapshots alone
 }
 
 var errClosing = sandboxer.E(sandboxer.Unavailable, nil, "the broker is stopping").
-	WithHint("ask again when it runs; what was begun is finished after its next start")
+	WithHint("try again when it runs; after its next start it finishes the work that it began")
 
 // withDefaults fills in what is left out.
 func (opts Options) withDefaults() Options {
@@ -148,10 +151,10 @@ func (opts Options) withDefaults() Options {
 		opts.fail = func(point) {}
 	}
 	if opts.Execs.Total == 0 {
-		opts.Execs = defaultExecs(Descriptors())
+		opts.Execs = access.DefaultExecs(nofile.Limit())
 	}
 	if opts.Streams.Total == 0 {
-		opts.Streams = defaultStreams(Descriptors())
+		opts.Streams = access.DefaultStreams(nofile.Limit())
 	}
 	if opts.SnapshotStore != nil {
 		opts.SnapshotStore = boundedStore{opts.SnapshotStore}
@@ -159,8 +162,8 @@ func (opts Options) withDefaults() Options {
 	return opts
 }
 
-// New checks profiles against the extensions they name and returns a manager, which
-// works at once but takes care of what was left over only after Start. It does not
+// New checks profiles against the extensions they name and returns a manager. It
+// works at once, but recovers what an earlier process left only after Start. It does not
 // close the store or the backends. All faults found are in the one Invalid error.
 func New(store sandboxer.Store, profiles []sandboxer.Profile, exts []Extension, opts Options) (*Manager, error) {
 	if err := sandboxer.CheckID(opts.Owner); err != nil {
@@ -178,7 +181,7 @@ func New(store sandboxer.Store, profiles []sandboxer.Profile, exts []Extension, 
 		return nil, sandboxer.E(sandboxer.Internal, err, "the sealing key cannot be used")
 	}
 	if opts.History != 0 && opts.History < keepKeys {
-		return nil, sandboxer.E(sandboxer.Invalid, nil, "history kept for %s is too short: want %s or more, for so long a repeated request is answered alike", opts.History, keepKeys)
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "a history of %s is too short: want %s or more, because a repeated request gets the same answer for that time", opts.History, keepKeys)
 	}
 	opts = opts.withDefaults()
 	now := time.Now()
@@ -190,9 +193,9 @@ func New(store sandboxer.Store, profiles []sandboxer.Profile, exts []Extension, 
 		started:           now,
 		sweepDue:          make(chan struct{}, 1),
 		poolsDue:          make(chan struct{}, 1),
-		notifier:          newNotifier(),
-		keys:              newAPIKeys(store),
-		ports:             newPortAccess(opts.Key),
+		events:            events.New(store),
+		Bounds:            access.NewBounds(store, opts.Quotas, opts.Execs, opts.Streams),
+		ports:             access.NewVisits(opts.Key),
 		pins:              newSnapshotPins(),
 		usage:             newUsage(),
 		clock:             newGraceClock(opts.Grace, now),
@@ -208,33 +211,29 @@ func New(store sandboxer.Store, profiles []sandboxer.Profile, exts []Extension, 
 		forks:             map[[2]string]*forkInProgress{},
 		rooms:             &rooms{lines: map[string]*line{}},
 	}
+	m.APIKeys = access.NewAPIKeys(store, func() { m.events.Notify("") })
 	m.exts.Store(new([]*extension))
-	m.recent.store, m.replays = store, make(chan struct{}, 2)
 	m.drops = make(chan struct{}, opts.Workers)
-	m.execs, m.streams = newLimiter("commands", opts.Execs), newLimiter("streams", opts.Streams)
-	m.execs.quota = func(tenant string) (int64, bool) {
-		most, bounded := m.quotas.Load().Of(tenant)[sandboxer.QuotaExecs]
-		return most, bounded
-	}
-	m.requests.full = map[string]time.Time{}
-	m.SetQuotas(opts.Quotas)
 	for _, e := range exts {
 		if m.extension(e.Info.ID) != nil {
 			return nil, sandboxer.E(sandboxer.Invalid, nil, "extension %q is configured twice", e.Info.ID)
 		}
-		all := append(m.extensions(), newExtension(e, opts))
+		all := append(m.extensions(), newExtension(m, e))
 		m.exts.Store(&all)
 	}
 	m.catalogue.Store(&profileSet{})
 	if err := m.SetProfiles(profiles); err != nil {
 		return nil, err
 	}
+	if !opts.WentBack.IsZero() {
+		m.hold.wentBack.Store(&opts.WentBack)
+	}
 	m.ctx, m.stop = context.WithCancelCause(context.Background())
 	return m, nil
 }
 
-// Start looks through the database, resumes what an earlier process left unfinished, and
-// then sweeps until Close. ctx bounds only that first look.
+// Start reads the database, resumes what an earlier process left unfinished, and
+// then sweeps until Close. ctx bounds only that first pass.
 func (m *Manager) Start(ctx context.Context) error {
 	m.mu.Lock()
 	if m.closed || m.looping {
@@ -244,12 +243,12 @@ func (m *Manager) Start(ctx context.Context) error {
 	m.looping = true
 	m.wg.Add(3)
 	m.mu.Unlock()
-	if err := m.sweepRecords(ctx, newTracker(), time.Time{}); err != nil {
+	if err := m.newPass().sweepRecords(ctx, time.Time{}); err != nil {
 		m.wg.Add(-3)
 		return err
 	}
 	for _, e := range m.extensions() { // those that are opened later begin by themselves
-		m.async(newTracker(), func() { m.listen(e) })
+		m.newPass().async(func() { e.listen() })
 	}
 	go func() {
 		defer m.wg.Done()
@@ -288,7 +287,7 @@ func (m *Manager) Close() error {
 		m.mu.Lock()
 		busy := slices.Sorted(maps.Keys(m.jobs))
 		m.mu.Unlock()
-		m.log.Warn("work that does not stop is left behind; the next start finishes it", "after", m.opts.Stop, "jobs", busy)
+		m.log.Warn("work that does not stop is abandoned; the next start finishes it", "after", m.opts.Stop, "jobs", busy)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
@@ -311,20 +310,6 @@ func (m *Manager) untilClosed(ctx context.Context) (context.Context, context.Can
 	ctx, cancel := context.WithCancelCause(ctx)
 	stop := context.AfterFunc(m.ctx, func() { cancel(context.Cause(m.ctx)) })
 	return ctx, func(cause error) { stop(); cancel(cause) }
-}
-
-// may returns the principal in ctx, or why it may not do what scope names.
-func may(ctx context.Context, scope sandboxer.Scope) (sandboxer.Principal, error) {
-	p := sandboxer.PrincipalFrom(ctx)
-	switch {
-	case p.Tenant == "":
-		return p, sandboxer.E(sandboxer.Unauthenticated, nil, "nobody is logged in").
-			WithHint("send an API key")
-	case !p.Can(scope):
-		return p, sandboxer.E(sandboxer.Denied, nil, "this needs the scope %q, which %s does not have", scope, p.Actor).
-			WithHint("ask an administrator for a key with that scope")
-	}
-	return p, nil
 }
 
 // isKind is errors.Is, for readability at the call.

@@ -14,6 +14,7 @@ import (
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/adapters/fake"
 	"github.com/sand-boxer/sandboxer/internal/backend"
+	"github.com/sand-boxer/sandboxer/internal/lifecycle"
 )
 
 // A model is what a caller must be able to believe, whatever the backend does.
@@ -35,7 +36,7 @@ type stranded struct {
 	state  sandboxer.State
 }
 
-// endOf bounds how long a state may outlive its object where the backend does what it is told:
+// endOf bounds how long a state may outlive its object where the backend does what is asked:
 // two periods, their probes, and a teardown that began to hang before.
 const endOf = 2*30*time.Second + 2*10*time.Second + time.Minute
 
@@ -130,7 +131,7 @@ func (m *model) doCreate(t *rapid.T) {
 	was, known := m.keys[req.Key]
 	b := m.live[id]
 	switch {
-	case err != nil && m.faulty && (!isKind(err, sandboxer.Conflict) || sandboxer.Message(err) == errTerminating.Msg):
+	case err != nil && m.faulty && (!isKind(err, sandboxer.Conflict) || slices.Contains([]string{errTerminating.Msg, errEnded.Msg}, sandboxer.Message(err))):
 		m.look(t, id) // whatever it was, the end of the test adds up
 		return
 	case known:
@@ -201,11 +202,13 @@ func (m *model) doExtend(t *rapid.T) {
 	}
 }
 
-// believe takes sb to live on as it is, unless it is on its way to another state, or its
-// object died and nobody has noticed yet.
+// believe assumes that sb lives on unchanged, unless it is on its way to another state, or its
+// object died without being noticed yet.
 func (m *model) believe(sb *sandboxer.Sandbox) {
-	stands := slices.ContainsFunc(m.world.Live(), func(o fake.Object) bool { return o.Spec.ID == sb.ID && o.Spec.Generation == objectGeneration(sb) })
-	if sb.State == sandboxer.Running && stands || sb.State == sandboxer.Paused && (stands || !hasReadyObject(sb)) {
+	stands := slices.ContainsFunc(m.world.Live(), func(o fake.Object) bool {
+		return o.Spec.ID == sb.ID && o.Spec.Generation == lifecycle.ObjectGeneration(sb)
+	})
+	if sb.State == sandboxer.Running && stands || sb.State == sandboxer.Paused && (stands || !lifecycle.HasReadyObject(sb)) {
 		m.live[sb.ID] = &believed{sb.Profile, sb.Generation, sb.ExpiresAt, sb.State}
 	}
 }
@@ -387,7 +390,7 @@ func (m *model) doDie(t *rapid.T) {
 	}
 }
 
-// checkNoneStranded: no state outlives an object that is gone where the backend does what it is told.
+// checkNoneStranded: no state outlives an object that is gone where the backend does what is asked.
 func (m *model) checkNoneStranded(t *rapid.T) {
 	there := map[generationKey]bool{}
 	for _, o := range m.world.Live() {
@@ -395,10 +398,10 @@ func (m *model) checkNoneStranded(t *rapid.T) {
 	}
 	missing := map[stranded]time.Time{}
 	err := m.records(admin, sandboxer.Query{States: liveStates}, func(sb *sandboxer.Sandbox) {
-		if sb.State == sandboxer.Paused && !hasReadyObject(sb) || there[generationKey{sb.ID, objectGeneration(sb)}] {
+		if sb.State == sandboxer.Paused && !lifecycle.HasReadyObject(sb) || there[generationKey{sb.ID, lifecycle.ObjectGeneration(sb)}] {
 			return
 		}
-		s := stranded{generationKey{sb.ID, sb.Generation}, objectGeneration(sb), sb.State}
+		s := stranded{generationKey{sb.ID, sb.Generation}, lifecycle.ObjectGeneration(sb), sb.State}
 		since, ok := m.missing[s]
 		if !ok || m.calm.IsZero() {
 			since = time.Now()
@@ -418,8 +421,8 @@ func (m *model) checkNoneStranded(t *rapid.T) {
 // believed to live does.
 func (m *model) check(t *rapid.T) {
 	m.settle()
-	var a Audit
-	for _, audit := range []error{m.auditHistory(admin, &a), m.auditLedger(admin, &a)} {
+	a := &auditing{m: m.Manager}
+	for _, audit := range []error{a.auditHistory(admin), a.auditLedger(admin)} {
 		if audit != nil {
 			t.Fatal(audit)
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/sand-boxer/sandboxer"
@@ -38,8 +39,59 @@ func (x *mounter) RestoreFromSnapshot(ctx context.Context, spec sandboxer.Spec, 
 	return x.Extension.RestoreFromSnapshot(ctx, x.take(spec), s)
 }
 
+// judged is a mounter that counts what it is asked about mounts.
+type judged struct {
+	mounter
+	admits, checks atomic.Int64
+	hangs          atomic.Bool // once
+	made           chan int64  // for each Provision, how often Admit was asked before it
+}
+
+func (x *judged) Admit(spec sandboxer.Spec, name string) error {
+	x.admits.Add(1)
+	return x.mounter.Admit(spec, name)
+}
+
+func (x *judged) Check(context.Context, sandboxer.Spec) error {
+	x.checks.Add(1)
+	return nil
+}
+
+func (x *judged) Provision(ctx context.Context, spec sandboxer.Spec) (sandboxer.Handle, error) {
+	x.made <- x.admits.Load()
+	if x.hangs.CompareAndSwap(true, false) {
+		<-ctx.Done()
+		return sandboxer.Handle{}, ctx.Err()
+	}
+	return x.mounter.Provision(ctx, spec)
+}
+
+// A create checks its spec once, before it is written down, and the next process checks it when it goes on with it.
+func TestCheckedOnce(t *testing.T) {
+	x := &judged{made: make(chan int64, 10)}
+	r := newRig(t, func(s *setup) {
+		s.wrap = func(f *fake.Extension) sandboxer.Extension { x.Extension = f; return x }
+	})
+	req := sandboxer.CreateRequest{Profile: "test", Mounts: []sandboxer.Mount{{Source: "/roots/a", Target: "/mnt/x"}}, Env: map[string]string{"A": "b"}}
+	if _, err := r.Plan(acme, req); err != nil {
+		t.Fatal(err)
+	}
+	planned, checked := x.admits.Load(), x.checks.Load()
+	x.hangs.Store(true)
+	req.NoWaiting = true
+	sb := r.create(req)
+	if before := <-x.made; before != 2*planned || x.checks.Load() != 2*checked || planned == 0 || checked != 1 {
+		t.Errorf("a create asks Admit %d times and Check %d times, a plan %d and %d times", before-planned, x.checks.Load()-checked, planned, checked)
+	}
+	r.restart()
+	if after := <-x.made; after <= 2*planned {
+		t.Error("the next process makes what it did not check")
+	}
+	r.await(sb.ID, sandboxer.Running)
+}
+
 // TestMounts: callers mount what the extension admits, administrators anything; a snapshot says
-// that it holds nothing of it, and whoever restores it has to be allowed the same.
+// that it holds nothing of it, and a caller that restores it needs the same rights.
 func TestMounts(t *testing.T) {
 	x := &mounter{}
 	r := newRig(t, func(s *setup) {
@@ -78,7 +130,7 @@ func TestMounts(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if rec.Message != "it holds nothing of what is mounted at /mnt/x" {
+			if rec.Message != "it does not include the mounts at /mnt/x" {
 				t.Errorf("the snapshot says %q", rec.Message)
 			}
 			x.got = nil

@@ -5,96 +5,77 @@ import (
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/events"
 )
 
-// sweeper is the actor of what nobody asked for.
-const sweeper = "sweep"
-
-// actor names who caused what happens in ctx, for events.
-func actor(ctx context.Context) string {
-	if p := sandboxer.PrincipalFrom(ctx); p.Actor != "" {
-		return p.Actor
-	}
-	return sweeper
-}
-
-// move brings sb to the state next and is the only function that does. change, which
-// sees the record as it was, may set further fields, add to what is committed with
-// them, or refuse; it may run more than once. sb is brought up to date. Conflict: sb is in another state by now, from
-// which this move was not meant.
-func (m *Manager) move(ctx context.Context, sb *sandboxer.Sandbox, next sandboxer.State, change func(*sandboxer.Sandbox, *sandboxer.Writes) error) error {
-	from := sb.State
-	return m.update(ctx, sb, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) error {
+// move brings sb to the state next and is the only function that does. change
+// sees the record as it was. It may set further fields, add to what is committed with
+// them, or refuse; it may run more than once. sb is brought up to date. Conflict: sb is in another state by now,
+// from which this move is not allowed.
+func (bx box) move(ctx context.Context, next sandboxer.State, change func(*sandboxer.Sandbox, *sandboxer.Writes) error) error {
+	from := bx.sb.State
+	return bx.update(ctx, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) error {
 		if sb.State != from || !sb.State.CanBecome(next) {
 			return sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is %s and cannot become %s", sb.Shown(), sb.State, next)
 		}
 		if err := change(sb, w); err != nil {
 			return err
 		}
-		switch {
-		case from == sandboxer.Running && next == sandboxer.Pausing, from == sandboxer.Paused && next == sandboxer.Creating, next == sandboxer.Terminating:
-			sb.Unconfirmed = "" // its deadline is a new one
+		if next == sandboxer.Terminating {
+			sb.Unconfirmed = "" // its object goes, whose ever it is
 		}
 		sb.State = next
 		sb.Retries, sb.RetryAt, sb.LastError = 0, time.Time{}, ""
 		sb.AbsentSince, sb.UnresponsiveSince = time.Time{}, time.Time{}
-		w.Events = append(w.Events, event(ctx, sb, sandboxer.EventState, sb.Message))
+		w.Events = append(w.Events, events.Of(ctx, sb, sandboxer.EventState, sb.Message))
 		ev := &w.Events[len(w.Events)-1]
 		ev.From, ev.To, ev.Cause = from, next, sb.Reason
 		return nil
 	})
 }
 
-// update changes sb by compare-and-swap, reading it again and asking change again
-// when somebody else was faster. An error from change stops the update.
-func (m *Manager) update(ctx context.Context, sb *sandboxer.Sandbox, change func(*sandboxer.Sandbox, *sandboxer.Writes) error) error {
+// update changes sb by compare-and-swap. It reads sb and calls change again
+// when another writer was faster. An error from change stops the update.
+func (bx box) update(ctx context.Context, change func(*sandboxer.Sandbox, *sandboxer.Writes) error) error {
 	for tries := 0; ; tries++ {
-		next := *sb
+		next := *bx.sb
 		var w sandboxer.Writes
 		if err := change(&next, &w); err != nil {
 			return err
 		}
-		err := m.store.UpdateSandbox(ctx, &next, w)
+		err := bx.m.store.UpdateSandbox(ctx, &next, w)
 		if err == nil {
-			expired, retried := sb.ExpiresAt, sb.RetryAt
-			left := sb.TakesRoom() && !next.TakesRoom()
-			*sb = next
-			if sb.State != sandboxer.Running {
-				m.ports.end(sb.ID, 0)
+			expired, retried := bx.sb.ExpiresAt, bx.sb.RetryAt
+			left := bx.sb.TakesRoom() && !next.TakesRoom()
+			*bx.sb = next
+			if bx.sb.State != sandboxer.Running {
+				bx.m.ports.End(bx.sb.ID, 0)
 			}
-			m.notify(sb.ID)
+			bx.m.events.Notify(bx.sb.ID)
 			if left {
-				m.roomMade(sb.Extension)
+				bx.m.roomMade(bx.sb.Extension)
 			}
-			m.scheduleSweep(expired, sb.ExpiresAt)
-			m.scheduleSweep(retried, sb.RetryAt)
+			bx.m.scheduleSweep(expired, bx.sb.ExpiresAt)
+			bx.m.scheduleSweep(retried, bx.sb.RetryAt)
 			return nil
 		}
 		if !isKind(err, sandboxer.Conflict) {
 			return err
 		}
 		conflict := err
-		fresh, err := m.store.SandboxGeneration(ctx, sb.ID, sb.Generation)
+		fresh, err := bx.m.store.SandboxGeneration(ctx, bx.sb.ID, bx.sb.Generation)
 		if err != nil {
 			return err
 		}
-		if fresh.Version == sb.Version && len(w.Snapshots) > 0 && tries < 10 {
-			continue // it was one of those that somebody changed
+		if fresh.Version == bx.sb.Version && len(w.Snapshots) > 0 && tries < 10 {
+			continue // it was one of those that another caller changed
 		}
-		if fresh.Version == sb.Version && (w.Key != nil || next.Name != sb.Name) {
+		if fresh.Version == bx.sb.Version && (w.Key != nil || next.Name != bx.sb.Name) {
 			return conflict // the key or the name is another's
 		}
-		if fresh.Version == sb.Version {
-			return sandboxer.E(sandboxer.Internal, nil, "sandbox %s cannot be written although nobody changed it", sb.Shown())
+		if fresh.Version == bx.sb.Version {
+			return sandboxer.E(sandboxer.Internal, nil, "the record of sandbox %s cannot be written, although no other request changed it", bx.sb.Shown())
 		}
-		*sb = *fresh
-	}
-}
-
-// event describes something that happens to sb.
-func event(ctx context.Context, sb *sandboxer.Sandbox, t sandboxer.EventType, message string) sandboxer.Event {
-	return sandboxer.Event{
-		At: time.Now(), SandboxID: sb.ID, ShownID: sb.ShownID, Generation: sb.Generation, Tenant: sb.Tenant,
-		Type: t, Actor: actor(ctx), Message: message,
+		*bx.sb = *fresh
 	}
 }

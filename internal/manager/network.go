@@ -7,6 +7,8 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/backend"
+	"github.com/sand-boxer/sandboxer/internal/events"
+	"github.com/sand-boxer/sandboxer/internal/spec"
 )
 
 // SetNetwork changes what a running sandbox may reach, within what its profile allows.
@@ -23,7 +25,7 @@ func (m *Manager) SetNetwork(ctx context.Context, ref string, p sandboxer.Networ
 		return nil, err
 	}
 	defer m.wg.Done()
-	// What is begun is brought to its end, also for a caller who leaves.
+	// A change that has begun is finished, even if its caller leaves.
 	work, cancel := m.untilClosed(context.WithoutCancel(ctx))
 	defer cancel(nil)
 	unlock, err := m.networkChanges.lock(ctx, sb.ID)
@@ -43,16 +45,16 @@ func (m *Manager) SetNetwork(ctx context.Context, ref string, p sandboxer.Networ
 	// what is in it (enforceNetwork).
 	var former sandboxer.NetworkPolicy
 	err = m.step(pNetworkRecord, func() error {
-		return m.update(work, sb, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) error {
+		return m.box(sb).update(work, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) error {
 			if sb.State != sandboxer.Running {
 				return notRunning(sb)
 			}
-			if err := checkNetwork(sb.Spec.Profile.Network, &p); err != nil {
+			if err := spec.CheckNetwork(sb.Spec.Profile.Network, &p); err != nil {
 				return err
 			}
 			former = sb.Spec.Network
 			sb.Spec.Network = p
-			w.Events = append(w.Events, event(ctx, sb, sandboxer.EventNetwork, "network "+policyText(p)+", before "+policyText(former)))
+			w.Events = append(w.Events, events.Of(ctx, sb, sandboxer.EventNetwork, "network "+policyText(p)+", before "+policyText(former)))
 			return nil
 		})
 	})
@@ -69,16 +71,16 @@ func (m *Manager) SetNetwork(ctx context.Context, ref string, p sandboxer.Networ
 	if m.ctx.Err() != nil {
 		return nil, err // the next process enforces what is in the database
 	}
-	back := m.update(work, sb, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) error {
+	back := m.box(sb).update(work, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) error {
 		if sb.State != sandboxer.Running {
-			return nil // it ends; nobody asks any more
+			return nil // it ends; the policy does not matter any more
 		}
 		sb.Spec.Network = former
-		w.Events = append(w.Events, event(ctx, sb, sandboxer.EventWarning, "network "+policyText(former)+" again: "+sandboxer.Message(err)))
+		w.Events = append(w.Events, events.Of(ctx, sb, sandboxer.EventWarning, "network "+policyText(former)+" again: "+sandboxer.Message(err)))
 		return nil
 	})
 	if k := sandboxer.KindOf(err); k == sandboxer.Timeout || k == sandboxer.Unavailable || k == sandboxer.Internal {
-		// Perhaps it was done all the same.
+		// The policy may be in force despite the error.
 		back = errors.Join(back, b.SetNetwork(work, sb.Handle, former))
 	}
 	return nil, errors.Join(err, back)
@@ -86,29 +88,29 @@ func (m *Manager) SetNetwork(ctx context.Context, ref string, p sandboxer.Networ
 
 // enforceNetwork enforces what the database says about a sandbox that a former process left:
 // it may have died between the database and the backend.
-func (m *Manager) enforceNetwork(sb *sandboxer.Sandbox) {
-	b, err := m.backend(sb.Extension)
-	if err != nil || sb.State != sandboxer.Running {
+func (bx box) enforceNetwork() {
+	b, err := bx.m.backend(bx.sb.Extension)
+	if err != nil || bx.sb.State != sandboxer.Running {
 		return
 	}
 	if !b.Can(sandboxer.CanNetwork) {
-		m.networkEnforced.add(generationKey{sb.ID, sb.Generation})
+		bx.m.networkEnforced.add(generationKey{bx.sb.ID, bx.sb.Generation})
 		return
 	}
-	unlock, err := m.networkChanges.lock(m.ctx, sb.ID)
+	unlock, err := bx.m.networkChanges.lock(bx.m.ctx, bx.sb.ID)
 	if err != nil {
 		return
 	}
 	defer unlock()
-	now, err := m.store.SandboxGeneration(m.ctx, sb.ID, sb.Generation)
+	now, err := bx.m.store.SandboxGeneration(bx.m.ctx, bx.sb.ID, bx.sb.Generation)
 	if err == nil && now.State == sandboxer.Running {
-		err = b.SetNetwork(m.ctx, now.Handle, now.Spec.Network)
+		err = b.SetNetwork(bx.m.ctx, now.Handle, now.Spec.Network)
 	}
-	if err != nil && m.ctx.Err() == nil {
-		m.log.Warn("the network policy of an adopted sandbox could not be enforced again", "sandbox", sb.ID, "err", err)
+	if err != nil && bx.m.ctx.Err() == nil {
+		bx.m.log.Warn("the network policy of an adopted sandbox could not be enforced again", "sandbox", bx.sb.ID, "err", err)
 	}
 	if err == nil {
-		m.networkEnforced.add(generationKey{sb.ID, sb.Generation})
+		bx.m.networkEnforced.add(generationKey{bx.sb.ID, bx.sb.Generation})
 	}
 }
 

@@ -81,7 +81,7 @@ func TestSetNetworkFails(t *testing.T) {
 	if got := r.get(sb.ID).Spec.Network.Mode; got != sandboxer.NetworkPublic {
 		t.Errorf("after a failure the database has %q", got)
 	}
-	// Done, but the answer got lost: it is undone, as the caller was told.
+	// Done, but the answer got lost: it is undone, since the caller got an error.
 	r.world.Inject(fake.Fault{Verb: fake.VerbNetwork, Lost: true, Times: 1})
 	_, err = r.SetNetwork(acme, sb.ID, sandboxer.NetworkPolicy{})
 	if err == nil {

@@ -6,48 +6,44 @@ import (
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/lifecycle"
 )
 
 const (
-	// lookEvery is how often at most a sandbox is looked at because its extension told of it.
+	// lookEvery is how often at most a sandbox is probed because its extension reported it.
 	lookEvery = 100 * time.Millisecond
-	// maxNotices bounds the sandboxes of one extension that wait to be looked at. While there
-	// are so many no more is heard.
+	// maxNotices bounds the sandboxes of one extension that wait to be probed. While there
+	// are so many, no more notices are taken.
 	maxNotices = 1000
 )
 
-// died is what a probe comes to of a sandbox that is gone, and of which its extension has told that something
-// happened to it: two who say so prove what otherwise takes two looks, confirmAfter apart. Only
-// decide and interpret meet it.
-const died sandboxer.Liveness = "died"
-
-// listen has what the extension e tells of looked at, until the manager closes. What is told while
-// nobody listens the survey finds.
-func (m *Manager) listen(e *extension) {
+// listen has the sandboxes probed that the extension e reports, until the manager closes. The survey
+// finds those that it reports while nothing listens.
+func (e *extension) listen() {
 	if e.Backend == nil || !e.Backend.Can(sandboxer.CanNotify) {
 		return
 	}
 	for n := 1; ; n++ {
 		began := time.Now()
-		err := m.hear(e)
+		err := e.hear()
 		if time.Since(began) > reopenEvery {
 			n = 1
 		}
-		wait := min(backoff(n, rand.Float64()), reopenEvery)
-		m.log.Debug("notices", "extension", e.Info.ID, "err", err, "again", wait)
+		wait := min(lifecycle.Backoff(n, rand.Float64()), reopenEvery)
+		e.m.log.Debug("notices", "extension", e.Info.ID, "err", err, "again", wait)
 		select {
 		case <-time.After(wait):
-		case <-m.ctx.Done():
+		case <-e.m.ctx.Done():
 			return
 		}
 	}
 }
 
 // hear is listen until the notices end, and returns why.
-func (m *Manager) hear(e *extension) error {
-	ctx, stop := context.WithCancel(m.ctx)
+func (e *extension) hear() error {
+	ctx, stop := context.WithCancel(e.m.ctx)
 	defer stop()
-	told, err := e.Backend.Notify(ctx, m.opts.Owner)
+	told, err := e.Backend.Notify(ctx, e.m.opts.Owner)
 	if err != nil {
 		return err
 	}
@@ -84,7 +80,7 @@ func (m *Manager) hear(e *extension) error {
 			}
 		case <-look:
 			for id := range waiting {
-				m.lookAt(e, id)
+				e.lookAt(id)
 			}
 			clear(waiting)
 			look, last = nil, time.Now()
@@ -96,13 +92,13 @@ func (m *Manager) hear(e *extension) error {
 	}
 }
 
-// lookAt looks at a sandbox that stands, as far as is known, and of which its extension told. Whatever is
-// being made, moved or removed sees to itself.
-func (m *Manager) lookAt(e *extension, id string) {
-	sb, err := m.store.Sandbox(m.ctx, id)
-	if err != nil || sb.Extension != e.Info.ID || sb.Damaged != "" || sb.Unconfirmed == sandboxer.Unasked || !hasReadyObject(sb) ||
+// lookAt probes a sandbox that its extension reported, if its record says that it exists. A job that makes,
+// moves or removes it checks it itself.
+func (e *extension) lookAt(id string) {
+	sb, err := e.m.store.Sandbox(e.m.ctx, id)
+	if err != nil || sb.Extension != e.Info.ID || sb.Damaged != "" || !lifecycle.HasReadyObject(sb) ||
 		!e.Backend.Can(sandboxer.CanProbe) {
 		return
 	}
-	m.probe(newTracker(), e, sb, false, true)
+	e.m.newPass().probe(e, sb, false, true)
 }

@@ -42,7 +42,7 @@ func TestNotices(t *testing.T) {
 	})
 }
 
-// TestNoticesProveNothing: notices of what is alive end nothing, and as many as there may be are no more than a few
+// TestNoticesProveNothing: notices of live sandboxes end nothing, and the maximum of them costs no more than a few
 // probes.
 func TestNoticesProveNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -66,8 +66,8 @@ func TestNoticesProveNothing(t *testing.T) {
 	})
 }
 
-// TestNoticesAreLost: a death that is not told is found all the same, and one that is told after the stream
-// broke is heard again.
+// TestNoticesAreLost: a death without a notice is found all the same, and one with a notice after the stream
+// broke is noticed again.
 func TestNoticesAreLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cut := make(chan struct{})
@@ -95,7 +95,7 @@ func TestNoticesAreLost(t *testing.T) {
 	})
 }
 
-// TestManyNotices has more told than there is room for: whoever tells it waits.
+// TestManyNotices sends more notices than there is room for: the sender waits.
 func TestManyNotices(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		told := make(chan string)

@@ -7,18 +7,20 @@ import (
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/events"
+	"github.com/sand-boxer/sandboxer/internal/lifecycle"
 )
 
 // orphans removes objects that carry our name and whose record says that they are gone,
-// once they have been seen so for a grace period. Those that no record ever knew are
-// quarantined first. whole says that the listing was.
-func (m *Manager) orphans(ctx context.Context, t *tracker, e *extension, listed map[objectKey]sandboxer.Handle, explained map[objectKey]bool, whole bool) error {
-	defer m.quarantine.release(e.Info.ID, listed, explained, whole)
+// once they have been seen so for a grace period. Objects that no record ever knew are
+// quarantined first. whole says that the listing was complete.
+func (ps *pass) orphans(ctx context.Context, e *extension, listed map[objectKey]sandboxer.Handle, explained map[objectKey]bool, whole bool) error {
+	defer ps.m.quarantine.release(e.Info.ID, listed, explained, whole)
 	for s, h := range listed {
 		if explained[s] {
 			continue
 		}
-		tenant, v, err := m.recordStatusOf(ctx, s)
+		tenant, v, err := ps.m.recordStatusOf(ctx, s)
 		if err != nil {
 			return err
 		}
@@ -26,28 +28,28 @@ func (m *Manager) orphans(ctx context.Context, t *tracker, e *extension, listed 
 			explained[s] = true
 			continue
 		}
-		if v == recordMissing && m.quarantineObject(t, e, s, h) {
-			t.count(func(r *SweepReport) { r.Quarantined++ })
+		if v == recordMissing && ps.quarantineObject(e, s, h) {
+			ps.count(func(r *SweepReport) { r.Quarantined++ })
 			continue
 		}
-		if !m.isOldOrphan(s) || !m.sweepLocks.tryLock(s.id) {
+		if !ps.m.isOldOrphan(s) || !ps.m.sweepLocks.tryLock(s.id) {
 			continue
 		}
-		m.async(t, func() {
-			defer m.unlockSweep(s.id)
-			err := m.removeOrphan(m.ctx, e, s, h, tenant)
+		ps.async(func() {
+			defer ps.m.unlockSweep(s.id)
+			err := e.removeOrphan(ps.m.ctx, s, h, tenant)
 			if err == errNotNeeded {
 				return
 			}
 			if err != nil {
-				t.count(func(r *SweepReport) { r.Failed++ })
-				m.log.Warn("orphan", "extension", e.Info.ID, "sandbox", s.id, "generation", s.generation, "err", err)
+				ps.count(func(r *SweepReport) { r.Failed++ })
+				ps.m.log.Warn("orphan", "extension", e.Info.ID, "sandbox", s.id, "generation", s.generation, "err", err)
 				return
 			}
-			t.count(func(r *SweepReport) { r.Orphans++ })
+			ps.count(func(r *SweepReport) { r.Orphans++ })
 		})
 	}
-	m.orphanSightings.retain(e.Info.ID, listed, explained)
+	ps.m.orphanSightings.retain(e.Info.ID, listed, explained)
 	return nil
 }
 
@@ -73,14 +75,14 @@ func (o *orphanSightings) note(k objectKey, now time.Time) (since time.Time) {
 	return o.since[k]
 }
 
-// forget has the time of k begin anew.
+// forget restarts the time of k.
 func (o *orphanSightings) forget(k objectKey) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	delete(o.since, k)
 }
 
-// retain forgets those of an extension that it does not list any more, or that are explained.
+// retain forgets an extension's objects that it does not list any more, or that are explained.
 func (o *orphanSightings) retain(extension string, listed map[objectKey]sandboxer.Handle, explained map[objectKey]bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -91,7 +93,7 @@ func (o *orphanSightings) retain(extension string, listed map[objectKey]sandboxe
 	}
 }
 
-// A recordStatus is what the database says to an object outside.
+// A recordStatus is what the database says about an object outside.
 type recordStatus int
 
 const (
@@ -100,9 +102,9 @@ const (
 	recordMissing                     // it never had a record, as far as the database knows
 )
 
-// recordStatusOf says what the database knows of s. tenant is whose it was, if that is known. A
-// record answers for its own generation and those that its resumes made, of which the
-// latest may exist; a later one had a record that the database lost.
+// recordStatusOf says what the database knows of s. tenant is its tenant, if that is known. A
+// record answers for its own generation and those that its resumes made: the latest of
+// these may exist. A later generation had a record that the database lost.
 func (m *Manager) recordStatusOf(ctx context.Context, s objectKey) (tenant string, _ recordStatus, err error) {
 	sb, err := m.store.Sandbox(ctx, s.id)
 	switch {
@@ -111,22 +113,22 @@ func (m *Manager) recordStatusOf(ctx context.Context, s objectKey) (tenant strin
 	case err != nil && sb == nil:
 		return "", recordLive, err
 	case sb.Damaged != "" && s.generation > sb.Generation: // which it made last cannot be read
-	case s.generation > objectGeneration(sb):
+	case s.generation > lifecycle.ObjectGeneration(sb):
 		return sb.Tenant, recordMissing, nil
-	case s.generation != 0 && s.generation != objectGeneration(sb), sb.State == sandboxer.Paused && !hasReadyObject(sb):
+	case s.generation != 0 && s.generation != lifecycle.ObjectGeneration(sb), sb.State == sandboxer.Paused && !lifecycle.HasReadyObject(sb):
 		return sb.Tenant, recordEnded, nil
 	}
 	if sb.State == sandboxer.Terminated { // a damaged record explains as much
 		return sb.Tenant, recordEnded, nil
 	}
-	if mayBeClaimed(sb) {
+	if lifecycle.MayBeClaimed(sb) {
 		return "", recordMissing, nil
 	}
 	return sb.Tenant, recordLive, nil
 }
 
 // isOldOrphan notes a stray object and reports whether it has been one for long enough.
-// Sightings begin with the process, so a fresh one removes nothing for a grace
+// Sightings begin with the process, so a new process removes nothing for a grace
 // period.
 func (m *Manager) isOldOrphan(k objectKey) bool {
 	now := time.Now()
@@ -134,40 +136,40 @@ func (m *Manager) isOldOrphan(k objectKey) bool {
 }
 
 // removeOrphan tears down one stray object, unless its ID has work in flight.
-func (m *Manager) removeOrphan(ctx context.Context, e *extension, s objectKey, h sandboxer.Handle, tenant string) error {
-	release, err := m.slot(ctx, e.Info.ID)
+func (e *extension) removeOrphan(ctx context.Context, s objectKey, h sandboxer.Handle, tenant string) error {
+	release, err := e.m.slot(ctx, e.Info.ID)
 	if err != nil {
 		return err
 	}
 	defer release()
-	j, mine, err := m.begin(ctx, s.id, s.generation, false, nil)
+	j, mine, err := e.m.begin(ctx, s.id, s.generation, false, nil)
 	if err != nil {
 		return err
 	}
 	if !mine {
 		return sandboxer.E(sandboxer.Conflict, nil, "sandbox %s has work in flight", s.id)
 	}
-	m.run(j, func(ctx context.Context) (*sandboxer.Sandbox, error) {
-		_, v, err := m.recordStatusOf(ctx, s)
+	j.run(func(ctx context.Context) (*sandboxer.Sandbox, error) {
+		_, v, err := e.m.recordStatusOf(ctx, s)
 		if err == nil && v == recordLive {
 			err = errNotNeeded
 		}
 		if err != nil {
 			return nil, err
 		}
-		err = m.step(pOrphan, func() error { _, err := e.Backend.Teardown(ctx, h); return err })
-		m.orphanSightings.forget(s) // if it failed, its grace period begins anew
+		err = e.m.step(pOrphan, func() error { _, err := e.Backend.Teardown(ctx, h); return err })
+		e.m.orphanSightings.forget(s) // if it failed, its grace period begins again
 		if err != nil {
 			return nil, err
 		}
-		m.quarantine.remove(s)
-		return nil, m.store.Write(ctx, sandboxer.Writes{Events: []sandboxer.Event{{
+		e.m.quarantine.remove(s)
+		return nil, e.m.store.Write(ctx, sandboxer.Writes{Events: []sandboxer.Event{{
 			At: now(), SandboxID: s.id, Generation: s.generation, Tenant: tenant,
-			Type: sandboxer.EventOrphan, Actor: actor(ctx),
-			Message: fmt.Sprintf("%s had an object that no living sandbox explains; it was removed", e.Info.ID),
+			Type: sandboxer.EventOrphan, Actor: events.Actor(ctx),
+			Message: fmt.Sprintf("%s had an object of no live sandbox; it was removed", e.Info.ID),
 		}}})
 	})
 	<-j.done
-	m.notify(s.id)
+	e.m.events.Notify(s.id)
 	return j.err
 }

@@ -9,11 +9,13 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/backend"
+	"github.com/sand-boxer/sandboxer/internal/events"
+	"github.com/sand-boxer/sandboxer/internal/lifecycle"
 )
 
-// Pause makes a running sandbox stand still, and returns it paused. It keeps its ID,
-// name and place in the database; running time and the time to live stop. Pausing what is
-// paused is success. If it cannot be paused it runs on. Kinds: Unsupported where the
+// Pause pauses a running sandbox, and returns it. It keeps its ID, name and place in the
+// database; running time and the time to live stop. Pausing a paused sandbox succeeds. If it
+// cannot be paused, it keeps running. Kinds: Unsupported where the
 // extension cannot go to that depth; Conflict when the sandbox does not run, or is
 // paused to another depth.
 func (m *Manager) Pause(ctx context.Context, ref string, req PauseRequest) (*sandboxer.Sandbox, error) {
@@ -26,7 +28,7 @@ func (m *Manager) Pause(ctx context.Context, ref string, req PauseRequest) (*san
 		case sandboxer.Running, sandboxer.Pausing:
 		case sandboxer.Paused:
 			if req.Depth != "" && req.Depth != sb.Pause.Depth {
-				return nil, sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is paused already, to the depth %s", sb.Shown(), sb.Pause.Depth).
+				return nil, sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is already paused, to the depth %s", sb.Shown(), sb.Pause.Depth).
 					WithHint("resume it first")
 			}
 			return sb, nil
@@ -35,11 +37,11 @@ func (m *Manager) Pause(ctx context.Context, ref string, req PauseRequest) (*san
 		}
 		depth := sb.Pause.Depth
 		if sb.State == sandboxer.Running {
-			if depth, err = m.depthFor(sb, req.Depth, sandboxer.ReasonRequested); err != nil {
+			if depth, err = m.site().PauseDepth(sb, req.Depth, sandboxer.ReasonRequested); err != nil {
 				return nil, err
 			}
 			if depth != sandboxer.PauseFreeze {
-				if err := m.checkSnapshotBytes(ctx, sb.Tenant); err != nil {
+				if err := m.CheckSnapshotBytes(ctx, sb.Tenant); err != nil {
 					return nil, err
 				}
 			}
@@ -50,11 +52,11 @@ func (m *Manager) Pause(ctx context.Context, ref string, req PauseRequest) (*san
 		}
 		if mine {
 			own := *sb
-			m.run(j, func(ctx context.Context) (*sandboxer.Sandbox, error) {
-				return m.beginPause(ctx, j, &own, depth, sandboxer.ReasonRequested)
+			j.run(func(ctx context.Context) (*sandboxer.Sandbox, error) {
+				return m.box(&own).in(j).beginPause(ctx, depth, sandboxer.ReasonRequested)
 			})
 		}
-		if err := wait(ctx, j.done); err != nil {
+		if err := events.Wait(ctx, j.done); err != nil {
 			return nil, err
 		}
 		if mine {
@@ -66,90 +68,26 @@ func (m *Manager) Pause(ctx context.Context, ref string, req PauseRequest) (*san
 	}
 }
 
-// depthFor settles how deep sb is paused: as is asked, else as its profile says, else as its
-// extension can.
-func (m *Manager) depthFor(sb *sandboxer.Sandbox, asked sandboxer.PauseDepth, cause sandboxer.Reason) (sandboxer.PauseDepth, error) {
-	b, err := m.backend(sb.Extension)
-	if err != nil {
-		return "", err
-	}
-	depth := cmp.Or(asked, sb.Spec.Profile.PauseDepth)
-	if depth == "" {
-		depth = m.defaultDepth(b, cause)
-	}
-	switch {
-	case !slices.Contains(sandboxer.PauseDepths(), depth):
-		return "", sandboxer.E(sandboxer.Invalid, nil, "%q is not a depth of pausing", depth).
-			WithHint("the depths are: %s", join(sandboxer.PauseDepths()))
-	case !m.canPauseSomehow(b):
-		return "", backend.Lacks(sb.Extension, sandboxer.CanPause)
-	case !m.canPause(b, depth):
-		e := sandboxer.E(sandboxer.Unsupported, nil, "extension %s cannot pause to the depth %s", sb.Extension, depth)
-		for _, d := range sandboxer.PauseDepths() {
-			if m.canPause(b, d) {
-				e.WithHint("try --depth %s", d)
-				break
-			}
-		}
-		return "", e
-	}
-	return depth, nil
-}
-
-// defaultDepth is the depth where nobody names one. Files by an archive come last, and only where the
-// alternative is the end of the sandbox: whoever asks for a pause says so if processes may end for it.
-func (m *Manager) defaultDepth(b *backend.Backend, cause sandboxer.Reason) sandboxer.PauseDepth {
-	order := []sandboxer.PauseDepth{sandboxer.PauseFreeze, sandboxer.PauseDisk}
-	if cause != sandboxer.ReasonRequested { // nobody is about to come back
-		order = []sandboxer.PauseDepth{sandboxer.PauseDisk, sandboxer.PauseFreeze, sandboxer.PauseFiles}
-	}
-	for _, d := range order {
-		if m.canPause(b, d) {
-			return d
-		}
-	}
-	return order[len(order)-1]
-}
-
-func (m *Manager) canPause(b *backend.Backend, depth sandboxer.PauseDepth) bool {
-	switch depth {
-	case sandboxer.PauseFreeze:
-		return b.Can(sandboxer.CanPause)
-	case sandboxer.PauseFiles:
-		return b.Can(sandboxer.CanSnapshot) || m.canKeepFiles(b)
-	}
-	return b.Can(sandboxer.CanSnapshot)
-}
-
-func (m *Manager) canPauseSomehow(b *backend.Backend) bool {
-	return slices.ContainsFunc(sandboxer.PauseDepths(), func(d sandboxer.PauseDepth) bool { return m.canPause(b, d) })
-}
-
-// canKeepFiles reports whether there are portable snapshots of the sandboxes of b.
-func (m *Manager) canKeepFiles(b *backend.Backend) bool {
-	return m.opts.SnapshotStore != nil && (b.Can(sandboxer.CanArchive) || b.Can(sandboxer.CanCheckpoint))
-}
-
 func maxPaused(p sandboxer.Profile) time.Duration {
 	return cmp.Or(p.MaxPaused, sandboxer.DefaultMaxPaused)
 }
 
 // beginPause commits the intent to pause sb, unless that was done before, and does it.
-func (m *Manager) beginPause(ctx context.Context, j *job, sb *sandboxer.Sandbox, depth sandboxer.PauseDepth, cause sandboxer.Reason) (*sandboxer.Sandbox, error) {
-	if sb.State == sandboxer.Running {
-		if err := m.commitPausing(ctx, sb, depth, cause); err != nil {
+func (wk work) beginPause(ctx context.Context, depth sandboxer.PauseDepth, cause sandboxer.Reason) (*sandboxer.Sandbox, error) {
+	if wk.sb.State == sandboxer.Running {
+		if err := wk.commitPausing(ctx, depth, cause); err != nil {
 			return nil, err
 		}
 	}
-	return m.finishPause(ctx, j, sb)
+	return wk.finishPause(ctx)
 }
 
 // commitPausing commits the intent to pause sb, with the record of the snapshot that it is
 // paused to.
-func (m *Manager) commitPausing(ctx context.Context, sb *sandboxer.Sandbox, depth sandboxer.PauseDepth, cause sandboxer.Reason) error {
+func (bx box) commitPausing(ctx context.Context, depth sandboxer.PauseDepth, cause sandboxer.Reason) error {
 	var rec *sandboxer.SnapshotRecord
 	if depth != sandboxer.PauseFreeze {
-		b, err := m.backend(sb.Extension)
+		b, err := bx.m.backend(bx.sb.Extension)
 		if err != nil {
 			return err
 		}
@@ -157,13 +95,13 @@ func (m *Manager) commitPausing(ctx context.Context, sb *sandboxer.Sandbox, dept
 		if !b.Can(sandboxer.CanSnapshot) {
 			form = sandboxer.SnapshotPortable
 		}
-		rec = newSnapshot(sb, form, sandboxer.ForPause)
-		if err := m.sealFor(sb, rec); err != nil {
+		rec = newSnapshot(bx.sb, form, sandboxer.ForPause)
+		if err := bx.sealFor(rec); err != nil {
 			return err
 		}
 	}
-	return m.step(pPausing, func() error {
-		return m.move(ctx, sb, sandboxer.Pausing, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) error {
+	return bx.m.step(pPausing, func() error {
+		return bx.move(ctx, sandboxer.Pausing, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) error {
 			at := now()
 			sb.Pause = sandboxer.Pause{Depth: depth, At: at, Left: max(0, sb.ExpiresAt.Sub(at)), Cause: cause}
 			if rec != nil {
@@ -173,15 +111,15 @@ func (m *Manager) commitPausing(ctx context.Context, sb *sandboxer.Sandbox, dept
 				}
 				w.Snapshots = append(w.Snapshots, rec)
 			}
-			if rec != nil && cause == sandboxer.ReasonRequested { // what is nobody's wish is counted, and never refused
-				w.Quota = m.quotaFor(sb.Tenant, sandboxer.QuotaSnapshots)
+			if rec != nil && cause == sandboxer.ReasonRequested { // pauses that no caller asked for are counted, and never refused
+				w.Quota = bx.m.QuotaFor(sb.Tenant, sandboxer.QuotaSnapshots)
 			}
 			sb.Reason = cause
-			sb.UsedAt = m.withLastUse(sb).UsedAt
+			sb.UsedAt = bx.m.withLastUse(sb).UsedAt
 			sb.ExpiresAt = at.Add(maxPaused(sb.Spec.Profile))
-			if b, err := m.backend(sb.Extension); err == nil && depth == sandboxer.PauseFreeze && !b.Can(sandboxer.CanRenew) && !sb.Spec.Fuse.IsZero() {
-				// The backend will remove it by itself.
-				if removed := sb.Spec.Fuse.Add(-fuseMargin); removed.Before(sb.ExpiresAt) {
+			if b, err := bx.m.backend(sb.Extension); err == nil && depth == sandboxer.PauseFreeze && !b.Can(sandboxer.CanRenew) && !sb.Spec.Fuse.IsZero() {
+				// The backend will remove it on its own.
+				if removed := sb.Spec.Fuse.Add(-lifecycle.FuseMargin); removed.Before(sb.ExpiresAt) {
 					sb.ExpiresAt = removed
 				}
 			}
@@ -190,28 +128,28 @@ func (m *Manager) commitPausing(ctx context.Context, sb *sandboxer.Sandbox, dept
 	})
 }
 
-// finishPause pays what pausing owes. It does the same for a sandbox whose pause has
+// finishPause does the work of pausing. It does the same for a sandbox whose pause has
 // just begun, for one that another process left half paused, and for one that could
 // not be resumed.
-func (m *Manager) finishPause(ctx context.Context, j *job, sb *sandboxer.Sandbox) (*sandboxer.Sandbox, error) {
-	b, err := m.backend(sb.Extension)
+func (wk work) finishPause(ctx context.Context) (*sandboxer.Sandbox, error) {
+	b, err := wk.m.backend(wk.sb.Extension)
 	if err != nil {
-		return nil, m.scheduleRetry(ctx, sb, err)
+		return nil, wk.scheduleRetry(ctx, err)
 	}
-	torn, err := m.freezeOrSave(ctx, b, sb)
+	torn, err := wk.freezeOrSave(ctx, b)
 	if err != nil {
-		return m.handleFailedPause(ctx, j, sb, err, torn)
+		return wk.handleFailedPause(ctx, err, torn)
 	}
-	depth, fuse := sb.Pause.Depth, sb.Spec.Fuse
-	err = m.step(pPaused, func() error {
-		return m.move(ctx, sb, sandboxer.Paused, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) error {
+	depth, fuse := wk.sb.Pause.Depth, wk.sb.Spec.Fuse
+	err = wk.m.step(pPaused, func() error {
+		return wk.move(ctx, sandboxer.Paused, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) error {
 			sb.Pause.Depth, sb.Spec.Fuse = depth, fuse
 			if sb.Pause.Depth != sandboxer.PauseFreeze {
 				sb.Handle, sb.Reachability = sandboxer.Handle{}, sandboxer.Reachability{}
 			}
 			if sb.Pause.As == sandboxer.SnapshotPortable && sb.Pause.Attempts == 0 {
-				sb.Message = "its processes ended, and nothing outside of its workspace is kept"
-				w.Events = append(w.Events, event(ctx, sb, sandboxer.EventWarning, sb.Message))
+				sb.Message = "its processes ended, and only the files of its workspace are kept"
+				w.Events = append(w.Events, events.Of(ctx, sb, sandboxer.EventWarning, sb.Message))
 			}
 			sb.Pause.Undo = false
 			return nil
@@ -220,35 +158,35 @@ func (m *Manager) finishPause(ctx context.Context, j *job, sb *sandboxer.Sandbox
 	if err != nil {
 		return nil, err
 	}
-	return sb, nil
+	return wk.sb, nil
 }
 
 // freezeOrSave freezes sb, or saves and removes it. torn says that the removal has begun,
 // after which there is no way back.
-func (m *Manager) freezeOrSave(ctx context.Context, b *backend.Backend, sb *sandboxer.Sandbox) (torn bool, err error) {
-	if sb.Pause.Depth == sandboxer.PauseFreeze {
-		// A backend may keep what stands still for longer than what runs: another installation does.
-		err := m.delayFuse(ctx, b, sb, sb.ExpiresAt)
+func (bx box) freezeOrSave(ctx context.Context, b *backend.Backend) (torn bool, err error) {
+	if bx.sb.Pause.Depth == sandboxer.PauseFreeze {
+		// A backend may keep a frozen sandbox longer than a running one: another installation does.
+		err := bx.delayFuse(ctx, b, bx.sb.ExpiresAt)
 		later := isKind(err, sandboxer.Invalid)
 		if err != nil && !later {
 			return false, err
 		}
-		if err := m.step(pFreeze, func() error { return b.Pause(ctx, sb.Handle) }); err != nil || !later {
+		if err := bx.m.step(pFreeze, func() error { return b.Pause(ctx, bx.sb.Handle) }); err != nil || !later {
 			return false, err
 		}
-		return false, m.delayFuse(ctx, b, sb, sb.ExpiresAt)
+		return false, bx.delayFuse(ctx, b, bx.sb.ExpiresAt)
 	}
-	rec, err := m.store.Snapshot(ctx, sb.Pause.Snapshot)
+	rec, err := bx.m.store.Snapshot(ctx, bx.sb.Pause.Snapshot)
 	if err != nil {
 		return false, err
 	}
 	if rec.State == sandboxer.SnapshotSaving {
-		release, err := m.pins.claim(rec.ID)
+		release, err := bx.m.pins.claim(rec.ID)
 		if err != nil {
 			return false, err
 		}
 		defer release()
-		if err := m.savePaused(ctx, b, sb, rec); err != nil {
+		if err := bx.save(b, rec).paused(ctx); err != nil {
 			return false, err
 		}
 	}
@@ -256,137 +194,137 @@ func (m *Manager) freezeOrSave(ctx context.Context, b *backend.Backend, sb *sand
 		return false, sandboxer.E(sandboxer.Failed, nil, "its snapshot %s is %s", rec.ID, rec.State)
 	}
 	if !rec.Native.Memory {
-		sb.Pause.Depth = sandboxer.PauseFiles // as the commit that follows says
+		bx.sb.Pause.Depth = sandboxer.PauseFiles // as the commit that follows says
 	}
-	_, err = m.teardownObject(ctx, sb)
+	_, err = bx.teardownObject(ctx)
 	return true, err
 }
 
-// savePaused saves sb to rec, which it is paused to and the caller has claimed, and seals that. Where the backend can, sb
-// stands still from then on: what happened between the snapshot and the teardown would be lost. An archive
-// is made by what is inside, which must not stand still for it.
-func (m *Manager) savePaused(ctx context.Context, b *backend.Backend, sb *sandboxer.Sandbox, rec *sandboxer.SnapshotRecord) error {
-	// What may not live for so long is saved within what it has.
-	if err := m.delayFuse(ctx, b, sb, now().Add(stuckAfter)); err != nil && !isKind(err, sandboxer.Invalid) {
+// paused saves sb to rec, to which it is paused and which the caller has claimed, and seals rec. Where the backend
+// can, sb stays frozen from then on: changes between the snapshot and the teardown would be lost. Programs inside
+// make an archive, so sb must not be frozen for that.
+func (sv save) paused(ctx context.Context) error {
+	// A sandbox that may not live that long is saved within the time it has.
+	if err := sv.delayFuse(ctx, sv.b, now().Add(lifecycle.StuckAfter)); err != nil && !isKind(err, sandboxer.Invalid) {
 		return err
 	}
-	if b.Can(sandboxer.CanPause) && (rec.Kind == sandboxer.SnapshotNative || b.Can(sandboxer.CanCheckpoint)) {
-		if err := m.step(pFreeze, func() error { return b.Pause(ctx, sb.Handle) }); err != nil {
+	if sv.b.Can(sandboxer.CanPause) && (sv.rec.Kind == sandboxer.SnapshotNative || sv.b.Can(sandboxer.CanCheckpoint)) {
+		if err := sv.m.step(pFreeze, func() error { return sv.b.Pause(ctx, sv.sb.Handle) }); err != nil {
 			return err
 		}
 	}
-	if err := m.saveData(ctx, b, sb, rec); err != nil {
+	if err := sv.data(ctx); err != nil {
 		return err
 	}
-	if !rec.Native.Memory && sb.Pause.Depth == sandboxer.PauseDisk {
-		if sb.Pause.Cause == sandboxer.ReasonRequested || sb.Spec.Profile.PauseDepth != "" {
-			return sandboxer.E(sandboxer.Unsupported, nil, "extension %s saves files, not memory: the sandbox's processes would end", sb.Extension).
-				WithHint("pause to the depth freeze, or say that files are enough: --depth files")
+	if !sv.rec.Native.Memory && sv.sb.Pause.Depth == sandboxer.PauseDisk {
+		if sv.sb.Pause.Cause == sandboxer.ReasonRequested || sv.sb.Spec.Profile.PauseDepth != "" {
+			return sandboxer.E(sandboxer.Unsupported, nil, "extension %s saves files, not memory: the sandbox's processes would end", sv.sb.Extension).
+				WithHint("pause to the depth freeze, or save only the files: --depth files")
 		}
 	}
-	return m.step(pSealed, func() error {
-		rec.State, rec.SealedAt = sandboxer.SnapshotSealed, now()
-		if sb.Pause.Cause == sandboxer.ReasonRequested && sb.Pause.Attempts == 0 {
-			return m.putSnapshot(ctx, rec, "sealed", sandboxer.QuotaSnapshotBytes)
+	return sv.m.step(pSealed, func() error {
+		sv.rec.State, sv.rec.SealedAt = sandboxer.SnapshotSealed, now()
+		if sv.sb.Pause.Cause == sandboxer.ReasonRequested && sv.sb.Pause.Attempts == 0 {
+			return sv.m.putSnapshot(ctx, sv.rec, "sealed", sandboxer.QuotaSnapshotBytes)
 		}
-		return m.putSnapshot(ctx, rec, "sealed")
+		return sv.m.putSnapshot(ctx, sv.rec, "sealed")
 	})
 }
 
-// delayFuse moves the backend's own deadline behind until, if it is before and can be
+// delayFuse moves the backend's own deadline behind until, if it is earlier and can be
 // moved.
-func (m *Manager) delayFuse(ctx context.Context, b *backend.Backend, sb *sandboxer.Sandbox, until time.Time) error {
-	fuse := until.Add(fuseMargin)
-	if !b.Can(sandboxer.CanRenew) || sb.Spec.Fuse.IsZero() || !sb.Spec.Fuse.Before(fuse) {
+func (bx box) delayFuse(ctx context.Context, b *backend.Backend, until time.Time) error {
+	fuse := until.Add(lifecycle.FuseMargin)
+	if !b.Can(sandboxer.CanRenew) || bx.sb.Spec.Fuse.IsZero() || !bx.sb.Spec.Fuse.Before(fuse) {
 		return nil
 	}
-	if err := m.step(pFuse, func() error { return b.Renew(ctx, sb.Handle, fuse) }); err != nil {
+	if err := bx.m.step(pFuse, func() error { return b.Renew(ctx, bx.sb.Handle, fuse) }); err != nil {
 		return err
 	}
-	sb.Spec.Fuse = fuse
+	bx.sb.Spec.Fuse = fuse
 	return nil
 }
 
-// handleFailedPause deals with a pause that failed. Where somebody waits for it, the sandbox goes
-// back to running and they get the reason; where its time was over it is tried again,
+// handleFailedPause handles a pause that failed. If a caller waits for it, the sandbox goes
+// back to running and the caller gets the reason. If it had expired it is tried again,
 // or ended if that cannot help.
-func (m *Manager) handleFailedPause(ctx context.Context, j *job, sb *sandboxer.Sandbox, cause error, torn bool) (*sandboxer.Sandbox, error) {
+func (wk work) handleFailedPause(ctx context.Context, cause error, torn bool) (*sandboxer.Sandbox, error) {
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
-	if sb.State != sandboxer.Pausing {
-		return nil, errTerminating
+	if wk.sb.State != sandboxer.Pausing {
+		return nil, errEnded
 	}
 	kind := sandboxer.KindOf(cause)
 	hopeless := slices.Contains([]sandboxer.Kind{sandboxer.Unsupported, sandboxer.Invalid, sandboxer.Failed, sandboxer.Denied}, kind)
 	why := ending{reason: sandboxer.ReasonLost, message: endMessages[sandboxer.ReasonLost]}
 	switch {
 	case torn:
-		return nil, m.scheduleRetry(ctx, sb, cause)
-	case m.isGone(ctx, sb, cause): // however often it was tried
-	case sb.Pause.Attempts > 0:
-		return nil, m.scheduleRetry(ctx, sb, cause)
-	case sb.Pause.Cause != sandboxer.ReasonRequested && kind == sandboxer.Unsupported && m.mayFreeze(sb):
-		return m.freezeInstead(ctx, j, sb, cause)
-	case sb.Pause.Cause != sandboxer.ReasonRequested && (hopeless || time.Since(sb.Pause.At) > stuckAfter):
-		why = ending{reason: sb.Pause.Cause, message: endMessages[sb.Pause.Cause] + ", and it could not be paused: " + sandboxer.Message(cause)}
-	case sb.Pause.Cause != sandboxer.ReasonRequested:
-		return nil, m.scheduleRetry(ctx, sb, cause)
+		return nil, wk.scheduleRetry(ctx, cause)
+	case wk.isGone(ctx, cause): // however often it was tried
+	case wk.sb.Pause.Attempts > 0:
+		return nil, wk.scheduleRetry(ctx, cause)
+	case wk.sb.Pause.Cause != sandboxer.ReasonRequested && kind == sandboxer.Unsupported && wk.mayFreeze():
+		return wk.freezeInstead(ctx, cause)
+	case wk.sb.Pause.Cause != sandboxer.ReasonRequested && (hopeless || time.Since(wk.sb.Pause.At) > lifecycle.StuckAfter):
+		why = ending{reason: wk.sb.Pause.Cause, message: endMessages[wk.sb.Pause.Cause] + ", and it could not be paused: " + sandboxer.Message(cause)}
+	case wk.sb.Pause.Cause != sandboxer.ReasonRequested:
+		return nil, wk.scheduleRetry(ctx, cause)
 	default:
-		return nil, m.undoPause(ctx, j, sb, cause)
+		return nil, wk.undoPause(ctx, cause)
 	}
-	answer := sandboxer.E(sandboxer.Failed, cause, "sandbox %s could not be paused: %s", sb.Shown(), sandboxer.Message(cause))
-	return nil, m.endFailed(ctx, j, sb, why, answer)
+	answer := sandboxer.E(sandboxer.Failed, cause, "sandbox %s could not be paused: %s", wk.sb.Shown(), sandboxer.Message(cause))
+	return nil, wk.endFailed(ctx, why, answer)
 }
 
-// mayFreeze reports whether nobody insists that sb is paused to disk, and its backend can
+// mayFreeze reports whether sb need not be paused to disk, and its backend can
 // freeze it.
-func (m *Manager) mayFreeze(sb *sandboxer.Sandbox) bool {
-	b, err := m.backend(sb.Extension)
-	return err == nil && sb.Pause.Depth == sandboxer.PauseDisk && sb.Spec.Profile.PauseDepth == "" && m.canPause(b, sandboxer.PauseFreeze)
+func (bx box) mayFreeze() bool {
+	b, err := bx.m.backend(bx.sb.Extension)
+	return err == nil && bx.sb.Pause.Depth == sandboxer.PauseDisk && bx.sb.Spec.Profile.PauseDepth == "" && bx.m.site().CanPause(b, sandboxer.PauseFreeze)
 }
 
-// freezeInstead pauses a sandbox by the backend's freeze that cannot be saved, such as one
-// that another version of its runtime started: it takes memory and loses nothing.
-func (m *Manager) freezeInstead(ctx context.Context, j *job, sb *sandboxer.Sandbox, cause error) (*sandboxer.Sandbox, error) {
-	m.log.WarnContext(ctx, "a sandbox that cannot be saved is frozen instead", "sandbox", sb.ID, "err", cause)
-	err := m.update(ctx, sb, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) (err error) {
+// freezeInstead freezes a sandbox that cannot be saved to pause it, such as one that another
+// version of its runtime started: that takes memory and loses nothing.
+func (wk work) freezeInstead(ctx context.Context, cause error) (*sandboxer.Sandbox, error) {
+	wk.m.log.WarnContext(ctx, "a sandbox that cannot be saved is frozen instead", "sandbox", wk.sb.ID, "err", cause)
+	err := wk.update(ctx, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) (err error) {
 		if sb.State != sandboxer.Pausing || sb.Pause.Depth != sandboxer.PauseDisk {
-			return errTerminating
+			return errEnded
 		}
-		if w.Snapshots, err = m.dropPauseSnapshot(ctx, sb); err != nil {
+		if w.Snapshots, err = wk.m.box(sb).dropPauseSnapshot(ctx); err != nil {
 			return err
 		}
 		sb.Pause.Depth, sb.Pause.Snapshot, sb.Pause.As = sandboxer.PauseFreeze, "", ""
-		w.Events = append(w.Events, event(ctx, sb, sandboxer.EventStep, "it is frozen, and not saved to disk: "+sandboxer.Message(cause)))
+		w.Events = append(w.Events, events.Of(ctx, sb, sandboxer.EventStep, "it is frozen, and not saved to disk: "+sandboxer.Message(cause)))
 		return nil
 	})
 	if err != nil {
 		return nil, err
 	}
-	return m.finishPause(ctx, j, sb)
+	return wk.finishPause(ctx)
 }
 
-// isGone reports whether cause says that the object of sb is not there, and a second look
+// isGone reports whether cause says that the object of sb does not exist, and a second probe
 // confirms it.
-func (m *Manager) isGone(ctx context.Context, sb *sandboxer.Sandbox, cause error) bool {
+func (bx box) isGone(ctx context.Context, cause error) bool {
 	if !isKind(cause, sandboxer.NotFound) {
 		return false
 	}
-	b, err := m.backend(sb.Extension)
+	b, err := bx.m.backend(bx.sb.Extension)
 	if err != nil || !b.Can(sandboxer.CanProbe) {
 		return err == nil
 	}
-	alive, err := b.IsAlive(ctx, handleOf(sb))
+	alive, err := b.IsAlive(ctx, handleOf(bx.sb))
 	return err == nil && (alive == sandboxer.Gone || alive == sandboxer.OOMKilled)
 }
 
-// undoPause brings sb, whose object still stands, back to running after a failed pause.
-func (m *Manager) undoPause(ctx context.Context, j *job, sb *sandboxer.Sandbox, cause error) error {
-	m.log.WarnContext(ctx, "pause failed", "sandbox", sb.ID, "err", cause)
-	err := m.step(pPaused, func() error {
-		return m.move(ctx, sb, sandboxer.Paused, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) (err error) {
-			if w.Snapshots, err = m.dropPauseSnapshot(ctx, sb); err != nil {
+// undoPause brings sb, whose object still exists, back to running after a failed pause.
+func (wk work) undoPause(ctx context.Context, cause error) error {
+	wk.m.log.WarnContext(ctx, "pause failed", "sandbox", wk.sb.ID, "err", cause)
+	err := wk.m.step(pPaused, func() error {
+		return wk.move(ctx, sandboxer.Paused, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) (err error) {
+			if w.Snapshots, err = wk.m.box(sb).dropPauseSnapshot(ctx); err != nil {
 				return err
 			}
 			sb.Pause.Undo = true
@@ -397,21 +335,21 @@ func (m *Manager) undoPause(ctx context.Context, j *job, sb *sandboxer.Sandbox, 
 	if err != nil {
 		return err
 	}
-	answer := wrapError(sandboxer.KindOf(cause), cause, "sandbox %s could not be paused, and runs on", sb.Shown())
-	if _, err := m.beginResume(ctx, j, sb, 0); err != nil {
-		m.log.WarnContext(ctx, "back to running after a failed pause", "sandbox", sb.ID, "err", err)
-		answer.Msg = fmt.Sprintf("sandbox %s could not be paused: %s", sb.Shown(), sandboxer.Message(cause))
+	answer := wrapError(sandboxer.KindOf(cause), cause, "sandbox %s could not be paused, and keeps running", wk.sb.Shown())
+	if _, err := wk.beginResume(ctx, 0); err != nil {
+		wk.m.log.WarnContext(ctx, "back to running after a failed pause", "sandbox", wk.sb.ID, "err", err)
+		answer.Msg = fmt.Sprintf("sandbox %s could not be paused: %s", wk.sb.Shown(), sandboxer.Message(cause))
 	}
 	return answer
 }
 
 // dropPauseSnapshot returns the record of the snapshot that sb was paused to, as one that is
 // being dropped, to be committed with the change that makes it so.
-func (m *Manager) dropPauseSnapshot(ctx context.Context, sb *sandboxer.Sandbox) ([]*sandboxer.SnapshotRecord, error) {
-	if sb.Pause.Snapshot == "" {
+func (bx box) dropPauseSnapshot(ctx context.Context) ([]*sandboxer.SnapshotRecord, error) {
+	if bx.sb.Pause.Snapshot == "" {
 		return nil, nil
 	}
-	rec, err := m.store.Snapshot(ctx, sb.Pause.Snapshot)
+	rec, err := bx.m.store.Snapshot(ctx, bx.sb.Pause.Snapshot)
 	switch {
 	case isKind(err, sandboxer.NotFound):
 		return nil, nil
@@ -429,30 +367,30 @@ func (m *Manager) dropPauseSnapshot(ctx context.Context, sb *sandboxer.Sandbox) 
 	return []*sandboxer.SnapshotRecord{rec}, nil
 }
 
-// sweepPause is the sweep's pause: it begins one, or goes on with what a former process
-// left half paused.
-func (m *Manager) sweepPause(ctx context.Context, t *tracker, sb *sandboxer.Sandbox) error {
-	release, err := m.slot(ctx, sb.Extension)
+// sweepPause is the sweep's pause: it begins one, or continues one that a former process
+// left half done.
+func (ps *pass) sweepPause(ctx context.Context, sb *sandboxer.Sandbox) error {
+	release, err := ps.m.slot(ctx, sb.Extension)
 	if err != nil {
 		return err
 	}
 	defer release()
-	j, mine, err := m.begin(ctx, sb.ID, sb.Generation, true, nil)
+	j, mine, err := ps.m.begin(ctx, sb.ID, sb.Generation, true, nil)
 	if err != nil || !mine {
 		return err
 	}
-	m.run(j, func(ctx context.Context) (*sandboxer.Sandbox, error) {
-		return m.pauseExpired(ctx, j, sb.ID, sb.Generation)
+	j.run(func(ctx context.Context) (*sandboxer.Sandbox, error) {
+		return ps.m.pauseExpired(ctx, j, sb.ID, sb.Generation)
 	})
 	<-j.done
 	if j.err == nil {
-		t.count(func(r *SweepReport) { r.Paused++ })
+		ps.count(func(r *SweepReport) { r.Paused++ })
 	}
 	return j.err
 }
 
-// pauseExpired pauses a sandbox whose time is over or that nobody uses, or ends one that cannot be paused, if that
-// is still what it needs.
+// pauseExpired pauses a sandbox that expired or is idle, or ends one that cannot be paused, if that
+// is still due.
 func (m *Manager) pauseExpired(ctx context.Context, j *job, id string, generation int) (*sandboxer.Sandbox, error) {
 	cur, err := m.store.SandboxGeneration(ctx, id, generation)
 	if err != nil {
@@ -460,60 +398,60 @@ func (m *Manager) pauseExpired(ctx context.Context, j *job, id string, generatio
 	}
 	release, unused := m.usage.hold(id)
 	defer release()
-	a := decide(m.withLastUse(cur), sandboxer.Unknown, false, time.Now())
-	if a.verb != verbPause {
+	a := m.decide(cur, sandboxer.Unknown, false)
+	if a.Verb != lifecycle.Pause {
 		return cur, nil
 	}
 	if cur.State == sandboxer.Pausing {
 		release()
-		return m.finishPause(ctx, j, cur)
+		return m.box(cur).in(j).finishPause(ctx)
 	}
-	cause := a.reason
+	cause := a.Reason
 	if cause == sandboxer.ReasonIdle && !unused {
 		return cur, nil
 	}
-	depth, err := m.depthFor(cur, "", cause)
+	depth, err := m.site().PauseDepth(cur, "", cause)
 	if err == nil {
-		if err := m.commitPausing(ctx, cur, depth, cause); err != nil {
+		if err := m.box(cur).commitPausing(ctx, depth, cause); err != nil {
 			return nil, err
 		}
 		release()
-		return m.finishPause(ctx, j, cur)
+		return m.box(cur).in(j).finishPause(ctx)
 	}
 	if isKind(err, sandboxer.Unavailable) { // the backend may come back
 		return nil, err
 	}
 	why := ending{reason: cause, message: endMessages[cause] + ", and it cannot be paused: " + sandboxer.Message(err)}
-	if !m.becomeTeardown(j) {
+	if !j.becomeTeardown() {
 		return nil, context.Cause(ctx)
 	}
-	if err := m.beginTeardown(ctx, cur, why); err != nil {
+	if err := m.box(cur).beginTeardown(ctx, why); err != nil {
 		return nil, err
 	}
 	release()
-	return cur, m.teardown(ctx, cur)
+	return cur, m.box(cur).teardown(ctx)
 }
 
-// extendPaused moves how long a paused sandbox is kept.
-func (m *Manager) extendPaused(ctx context.Context, sb *sandboxer.Sandbox, w *sandboxer.Writes, until time.Time) error {
-	longest := maxPaused(sb.Spec.Profile)
+// extendPaused extends how long a paused sandbox is kept.
+func (bx box) extendPaused(ctx context.Context, w *sandboxer.Writes, until time.Time) error {
+	longest := maxPaused(bx.sb.Spec.Profile)
 	if until.Sub(now()) > longest {
-		return sandboxer.E(sandboxer.Invalid, nil, "sandbox %s would stay paused for %s from now; profile %s allows %s", sb.Shown(), until.Sub(now()).Round(time.Second), sb.Profile, longest)
+		return sandboxer.E(sandboxer.Invalid, nil, "sandbox %s would stay paused for %s from now; profile %s allows %s", bx.sb.Shown(), until.Sub(now()).Round(time.Second), bx.sb.Profile, longest)
 	}
-	if hasReadyObject(sb) {
-		b, err := m.backend(sb.Extension)
+	if lifecycle.HasReadyObject(bx.sb) {
+		b, err := bx.m.backend(bx.sb.Extension)
 		if err != nil {
 			return err
 		}
-		if err := m.delayFuse(ctx, b, sb, until); err != nil {
+		if err := bx.delayFuse(ctx, b, until); err != nil {
 			return err
 		}
-		if removed := sb.Spec.Fuse.Add(-fuseMargin); !sb.Spec.Fuse.IsZero() && removed.Before(until) {
-			return sandboxer.E(sandboxer.Unsupported, nil, "extension %s removes sandbox %s by itself and cannot be told to wait until then", sb.Extension, sb.Shown()).
+		if removed := bx.sb.Spec.Fuse.Add(-lifecycle.FuseMargin); !bx.sb.Spec.Fuse.IsZero() && removed.Before(until) {
+			return sandboxer.E(sandboxer.Unsupported, nil, "extension %s removes sandbox %s automatically and cannot wait until then", bx.sb.Extension, bx.sb.Shown()).
 				WithHint("at most until %s", removed.Format(time.RFC3339))
 		}
 	}
-	sb.ExpiresAt = until
-	w.Events = append(w.Events, event(ctx, sb, sandboxer.EventExtend, "kept until "+until.Format(time.RFC3339)))
+	bx.sb.ExpiresAt = until
+	w.Events = append(w.Events, events.Of(ctx, bx.sb, sandboxer.EventExtend, "kept until "+until.Format(time.RFC3339)))
 	return nil
 }

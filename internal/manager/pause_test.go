@@ -155,7 +155,7 @@ func TestPauseFails(t *testing.T) {
 			sb := r.create(sandboxer.CreateRequest{})
 			r.world.Inject(tt.fault)
 			_, err := r.Pause(acme, sb.ID, PauseRequest{Depth: tt.depth})
-			if err == nil || !strings.Contains(sandboxer.Message(err), "runs on") {
+			if err == nil || !strings.Contains(sandboxer.Message(err), "keeps running") {
 				t.Fatalf("error %v", err)
 			}
 			if got := r.get(sb.ID); got.State != sandboxer.Running || got.Pause != (sandboxer.Pause{}) {
@@ -248,7 +248,7 @@ func TestPauseByArchive(t *testing.T) {
 				want += fmt.Sprint(i)
 				r.write(sb.ID, "f", want)
 				p := r.pause(sb.ID, sandboxer.PauseFiles)
-				if p.State != sandboxer.Paused || p.Pause.Depth != sandboxer.PauseFiles || !strings.Contains(p.Message, "outside of its workspace") {
+				if p.State != sandboxer.Paused || p.Pause.Depth != sandboxer.PauseFiles || !strings.Contains(p.Message, "only the files of its workspace are kept") {
 					t.Fatalf("paused: %+v", p)
 				}
 				if rec, err := r.store.Snapshot(t.Context(), p.Pause.Snapshot); err != nil || rec.Kind != sandboxer.SnapshotPortable || rec.State != sandboxer.SnapshotSealed {
@@ -289,7 +289,7 @@ func TestPauseByArchiveFails(t *testing.T) {
 		r.write(sb.ID, "f", "kept")
 		r.world.Inject(fake.Fault{Verb: fake.VerbArchive, Kind: sandboxer.Exhausted, Times: 1})
 		_, err := r.Pause(acme, sb.ID, PauseRequest{Depth: sandboxer.PauseFiles})
-		wantErr(t, err, sandboxer.Exhausted, "runs on")
+		wantErr(t, err, sandboxer.Exhausted, "keeps running")
 		r.wantFile(sb.ID, "f", "kept")
 		r.destroy(sb.ID)
 		r.clean()
@@ -504,8 +504,8 @@ func TestPauseMoney(t *testing.T) {
 	})
 }
 
-// TestPauseOnExpiryFails: what can never be paused ends as without; what may be later
-// is tried again, and what cannot be saved is frozen where nobody insists on a depth.
+// TestPauseOnExpiryFails: a sandbox that can never be paused ends as without; one that may be later
+// is tried again, and one that cannot be saved is frozen unless a depth was asked for.
 func TestPauseOnExpiryFails(t *testing.T) {
 	for _, tt := range []struct {
 		name  string

@@ -68,7 +68,7 @@ func (r *rig) hostsOf(id string) (hosts []string) {
 	return hosts
 }
 
-// The place is in the record before anybody is told to make something there, of sandboxes that
+// The place is in the record before anybody gets the request to make something there, of sandboxes that
 // are asked for and of those of a pool; what the caller asked for stays what it was.
 func TestPlaceIsCommitted(t *testing.T) {
 	r, spy := onTwoHosts(t, func(s *setup) {
@@ -102,7 +102,7 @@ func TestPlaceIsCommitted(t *testing.T) {
 	if n := made.Load(); n != 2 {
 		t.Errorf("%d were made", n)
 	}
-	// Whoever asks for the host by name asks for something else.
+	// A request that names the host asks for something else.
 	if _, err := r.Create(admin2(sandboxer.DefaultTenant), sandboxer.CreateRequest{Profile: "lazy", Host: "one", Inputs: map[string]string{"sandbox_id": "box"}}); sandboxer.KindOf(err) != sandboxer.Conflict {
 		t.Errorf("asked for on the host that we chose: %v", err)
 	}
@@ -116,8 +116,8 @@ func admin2(tenant string) context.Context {
 	return as(tenant, sandboxer.ScopeRead, sandboxer.ScopeWrite, sandboxer.ScopeAdmin)
 }
 
-// Where one host cannot take a sandbox another one does, if nothing is left on the first and
-// nobody asked for it; of other failures another host is no cure.
+// If one host cannot take a sandbox another one does, unless something is left on the first or
+// the request names it; other failures do not lead to another host.
 func TestNextHost(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -156,7 +156,7 @@ func TestNextHost(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			moved := slices.ContainsFunc(events, func(e sandboxer.Event) bool { return strings.Contains(e.Message, "could not be made on one") })
+			moved := slices.ContainsFunc(events, func(e sandboxer.Event) bool { return strings.Contains(e.Message, "could not be created on one") })
 			if both := c.want == "two" || strings.HasPrefix(c.name, "everywhere"); moved != both {
 				t.Errorf("its events tell of a move: %t; want %t", moved, both)
 			}
@@ -239,7 +239,7 @@ func TestUnknownPlaceIsFilledIn(t *testing.T) {
 	erase := func(id string, change func(*sandboxer.Sandbox)) {
 		t.Helper()
 		sb := r.get(id)
-		err := r.update(admin, sb, func(sb *sandboxer.Sandbox, _ *sandboxer.Writes) error {
+		err := r.box(sb).update(admin, func(sb *sandboxer.Sandbox, _ *sandboxer.Writes) error {
 			sb.Host, sb.Spec.Host = "", ""
 			change(sb)
 			return nil
@@ -281,8 +281,8 @@ func TestUnknownPlaceIsFilledIn(t *testing.T) {
 	}
 }
 
-// What is restored in its own form goes on where that lies, though nobody asked for the host;
-// what is resumed from it, too.
+// A sandbox restored in its native form goes on where that is, though no request names the host;
+// one that is resumed from it, too.
 func TestNativeSnapshotStaysOnItsHost(t *testing.T) {
 	r, _ := onTwoHosts(t, nil)
 	if _, err := r.Create(admin2(sandboxer.DefaultTenant), sandboxer.CreateRequest{Profile: "test", Host: "two", Inputs: map[string]string{"sandbox_id": "box"}}); err != nil {

@@ -14,13 +14,15 @@ import (
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
-	"github.com/sand-boxer/sandboxer/internal/backend"
+	"github.com/sand-boxer/sandboxer/internal/access"
+	"github.com/sand-boxer/sandboxer/internal/events"
+	"github.com/sand-boxer/sandboxer/internal/lifecycle"
 )
 
 const (
-	// basisEvery is how often it is asked what the sandboxes of a pool would be made of.
+	// basisEvery is how often a pool asks what its sandboxes would be made of.
 	basisEvery = 30 * time.Second
-	// idleFor is how long an extension must not have been asked for a sandbox before one
+	// idleFor is how long an extension must have had no request for a sandbox before one
 	// is made for a pool, and maxIdleWait how long a pool waits for that: requests go first.
 	idleFor     = 150 * time.Millisecond
 	maxIdleWait = 2 * time.Second
@@ -29,11 +31,12 @@ const (
 // poolActor is the actor of what is done for pools.
 const poolActor = "pool"
 
-// A pool keeps sandboxes of one profile warm. What there is stands in the database; this is
-// only a memory of it, which claims are quick with and the next look corrects.
+// A pool keeps sandboxes of one profile warm. The database has its members. This is only a
+// cache, which makes claims fast and which the next look corrects.
 type pool struct {
+	m       *Manager
 	profile sandboxer.Profile
-	filling sync.Mutex  // held by the one who looks after it
+	filling sync.Mutex  // held by the goroutine that tends it
 	due     atomic.Bool // it is to be filled once more
 
 	mu            sync.Mutex
@@ -48,7 +51,7 @@ type pool struct {
 	claimed, cold int64
 }
 
-// demand tells when an extension was last asked for a sandbox.
+// demand knows when an extension was last asked for a sandbox.
 type demand struct {
 	mu   sync.Mutex
 	now  int
@@ -82,40 +85,31 @@ func (m *Manager) poolOf(profile string) *pool {
 	return nil
 }
 
-// isPooled reports whether sb is nobody's: in a pool or being made for one.
-func isPooled(sb *sandboxer.Sandbox) bool { return sb.Pool != "" && sb.Tenant == "" }
-
-// isClaimed reports whether sb was in a pool and its owner waits for it.
-func isClaimed(sb *sandboxer.Sandbox) bool {
-	return sb.Pool != "" && sb.Tenant != "" && sb.ReadyAt.IsZero() && !isPaused(sb)
-}
-
-// whyCold says what o asks for that cannot be given to a sandbox that is there already,
-// or nothing.
-func (p *pool) whyCold(o *resolvedRequest) string {
+// whyCold names the part of o that cannot be given to an existing sandbox, or nothing.
+func (p *pool) whyCold(o *creation) string {
 	mode := func(n sandboxer.NetworkPolicy) sandboxer.NetworkMode { return cmp.Or(n.Mode, sandboxer.NetworkNone) }
 	switch prof := &p.profile; {
-	case o.shown != "":
+	case o.Shown != "":
 		return "its ID was chosen"
-	case o.spec.Image != prof.Image:
+	case o.Spec.Image != prof.Image:
 		return "another image"
-	case o.spec.User != prof.User:
+	case o.Spec.User != prof.User:
 		return "another user"
-	case !slices.Equal(o.spec.Command, prof.Command):
+	case !slices.Equal(o.Spec.Command, prof.Command):
 		return "another command"
-	case o.spec.Limits != prof.Limits:
+	case o.Spec.Limits != prof.Limits:
 		return "other limits"
-	case mode(o.spec.Network) != mode(prof.Network):
+	case mode(o.Spec.Network) != mode(prof.Network):
 		return "another network mode"
-	case len(o.req.Mounts) > 0:
+	case len(o.Asked.Mounts) > 0:
 		return "mounts"
-	case o.spec.Host != "":
+	case o.Spec.Host != "":
 		return "a host was named"
 	}
 	return ""
 }
 
-// takeReady hands out one that should be ready, to one caller.
+// takeReady hands out a sandbox that should be ready, to one caller.
 func (p *pool) takeReady() (id string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -127,7 +121,7 @@ func (p *pool) takeReady() (id string) {
 }
 
 // countCreate notes how a create of the profile was answered.
-func (m *Manager) countCreate(p *pool, warm bool) {
+func (p *pool) countCreate(warm bool) {
 	p.mu.Lock()
 	if warm {
 		p.claimed++
@@ -135,10 +129,10 @@ func (m *Manager) countCreate(p *pool, warm bool) {
 		p.cold++
 	}
 	p.mu.Unlock()
-	if m.opts.Pooled != nil {
-		m.opts.Pooled(p.profile.ID, warm)
+	if p.m.opts.Pooled != nil {
+		p.m.opts.Pooled(p.profile.ID, warm)
 	}
-	m.wakePools()
+	p.m.wakePools()
 }
 
 // wakePools has the pools looked after.
@@ -149,77 +143,77 @@ func (m *Manager) wakePools() {
 	}
 }
 
-// claimOrCreate answers o with a sandbox of the pool, or with a new one.
-func (m *Manager) claimOrCreate(ctx context.Context, o *resolvedRequest) (*sandboxer.Sandbox, error) {
-	defer o.ext.demand.begin()()
-	make := m.startCreate
-	if o.shown != "" {
-		make = m.createOrShare
+// claimOrCreate answers c with a sandbox of the pool, or with a new one.
+func (c *creation) claimOrCreate(ctx context.Context) (*sandboxer.Sandbox, error) {
+	defer c.ext.demand.begin()()
+	make := c.startCreate
+	if c.Shown != "" {
+		make = c.createOrShare
 	}
-	p := m.poolOf(o.spec.Profile.ID)
+	p := c.m.poolOf(c.Spec.Profile.ID)
 	if p == nil {
-		return make(ctx, o)
+		return make(ctx)
 	}
-	o.cold = p.whyCold(o)
-	if o.cold == "" && m.rooms.anybody(o.ext.Info.ID, p.profile.ID) {
-		o.cold = "others wait for room already"
+	c.cold = p.whyCold(c)
+	if c.cold == "" && c.m.rooms.anybody(c.ext.Info.ID, p.profile.ID) {
+		c.cold = "other requests wait for room"
 	}
-	for o.cold == "" {
+	for c.cold == "" {
 		id := p.takeReady()
 		if id == "" {
-			o.cold = "it was empty"
+			c.cold = "it was empty"
 			break
 		}
-		sb, err := m.claimFromPool(ctx, o, p, id)
+		sb, err := c.claimFromPool(ctx, p, id)
 		if errors.Is(err, errClaimLost) {
 			continue
 		}
-		if isFull(err) { // the profile; it waits like those who get none of the pool
-			m.wakePools()
-			o.cold = "its profile had no room"
+		if isFull(err) { // the profile; it waits like requests that get none of the pool
+			c.m.wakePools()
+			c.cold = "its profile had no room"
 			break
 		}
 		if err == nil {
-			m.countCreate(p, true)
+			p.countCreate(true)
 		} else {
-			m.wakePools() // it may be ready still
+			c.m.wakePools() // it may be ready still
 		}
 		return sb, err
 	}
-	sb, err := make(ctx, o)
+	sb, err := make(ctx)
 	if err == nil && !sb.Found {
-		m.countCreate(p, false)
+		p.countCreate(false)
 	}
 	return sb, err
 }
 
-// errClaimLost says that a sandbox of the pool cannot be had any more.
-var errClaimLost = sandboxer.E(sandboxer.Conflict, nil, "somebody else has it")
+// errClaimLost says that a sandbox of the pool is no longer available.
+var errClaimLost = sandboxer.E(sandboxer.Conflict, nil, "another request has it")
 
-// claimFromPool gives the sandbox id of the pool to o.
-func (m *Manager) claimFromPool(ctx context.Context, o *resolvedRequest, p *pool, id string) (*sandboxer.Sandbox, error) {
-	own := *o
-	own.setID(id)
-	j, mine, err := m.begin(ctx, id, 1, true, &own)
+// claimFromPool gives the sandbox id of the pool to c.
+func (c *creation) claimFromPool(ctx context.Context, p *pool, id string) (*sandboxer.Sandbox, error) {
+	own := *c
+	own.SetID(id)
+	j, mine, err := c.m.begin(ctx, id, 1, true, &own)
 	if err != nil {
 		return nil, err
 	}
 	if !mine {
 		return nil, errClaimLost
 	}
-	m.run(j, func(ctx context.Context) (*sandboxer.Sandbox, error) { return m.claimPooled(ctx, j, &own, p) })
-	sb, err := m.await(ctx, &own, j, true)
+	j.run(func(ctx context.Context) (*sandboxer.Sandbox, error) { return (&own).claimPooled(ctx, j, p) })
+	sb, err := (&own).await(ctx, j, true)
 	if err == errTerminating && !j.recorded {
 		return nil, errClaimLost // it was removed from the pool meanwhile
 	}
 	return sb, err
 }
 
-// claimPooled is the job behind claimFromPool: one compare-and-swap makes it o's, with the hold, the
-// idempotency key and the event; then finishClaim brings it what its owner asked for. A broker that dies in between
-// leaves a record that is creating, as after any create.
-func (m *Manager) claimPooled(ctx context.Context, j *job, o *resolvedRequest, p *pool) (*sandboxer.Sandbox, error) {
-	sb, err := m.store.SandboxGeneration(ctx, o.id, 1)
+// claimPooled is the job behind claimFromPool: one compare-and-swap makes the sandbox c's, with the hold, the
+// idempotency key and the event; then finishClaim gives it what its owner asked for. If the broker dies in between,
+// the record is creating, as after any create.
+func (c *creation) claimPooled(ctx context.Context, j *job, p *pool) (*sandboxer.Sandbox, error) {
+	sb, err := c.m.store.SandboxGeneration(ctx, c.ID, 1)
 	if isKind(err, sandboxer.NotFound) {
 		return nil, errClaimLost
 	}
@@ -229,15 +223,15 @@ func (m *Manager) claimPooled(ctx context.Context, j *job, o *resolvedRequest, p
 	p.mu.Lock()
 	key := p.key
 	p.mu.Unlock()
-	if sb.State != sandboxer.Warm || !isPooled(sb) || sb.Pool != key || !time.Now().Before(sb.ExpiresAt) || hasMarks(sb) || sb.Unconfirmed != "" {
+	if sb.State != sandboxer.Warm || !lifecycle.IsPooled(sb) || sb.Pool != key || !time.Now().Before(sb.ExpiresAt) || lifecycle.HasMarks(sb) || lifecycle.MayBeClaimed(sb) {
 		return nil, errClaimLost
 	}
-	next := o.record(sb.Generation)
-	if err := m.price(ctx, o, next); err != nil {
+	next := c.record(sb.Generation)
+	if err := c.price(ctx, next); err != nil {
 		return nil, err
 	}
-	err = m.step(pClaimed, func() error {
-		return m.move(ctx, sb, sandboxer.Creating, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) error {
+	err = c.m.step(pClaimed, func() error {
+		return c.m.box(sb).move(ctx, sandboxer.Creating, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) error {
 			was := *sb
 			*sb = *next
 			sb.Version, sb.Handle, sb.ProvisionedAt = was.Version, was.Handle, was.ProvisionedAt
@@ -245,7 +239,7 @@ func (m *Manager) claimPooled(ctx context.Context, j *job, o *resolvedRequest, p
 			sb.Host = cmp.Or(was.Host, sb.Host)
 			sb.Reason = sandboxer.ReasonRequested // until it runs
 			w.Entries, w.Cover = entries(hold(sb, "hold", sb.Quote.Amount)), true
-			w.Key, w.Quota, w.Room = o.idempotency(sb), m.quotaFor(sb.Tenant, ofSandboxes...), m.roomFor(sb.Extension, sb.Profile)
+			w.Key, w.Quota, w.Room = c.Idempotency(sb), c.m.QuotaFor(sb.Tenant, ofSandboxes...), c.m.roomFor(sb.Extension, sb.Profile)
 			return nil
 		})
 	})
@@ -253,24 +247,24 @@ func (m *Manager) claimPooled(ctx context.Context, j *job, o *resolvedRequest, p
 		return nil, errClaimLost
 	}
 	if err != nil {
-		return nil, m.explainCreateError(ctx, o, next, err)
+		return nil, c.explainCreateError(ctx, next, err)
 	}
 	j.recorded = true
-	m.publishRecord(j, sb)
-	return m.build(ctx, j, sb)
+	j.publishRecord(sb)
+	return c.m.box(sb).in(j).build(ctx)
 }
 
-// finishClaim brings to a claimed sandbox what its owner asked for. If that cannot be done
+// finishClaim gives a claimed sandbox what its owner asked for. If that fails
 // because of the sandbox, it is removed, and another is made in its place.
-func (m *Manager) finishClaim(ctx context.Context, b *backend.Backend, j *job, sb *sandboxer.Sandbox) error {
-	spec, err := m.specFor(sb)
+func (wk backed) finishClaim(ctx context.Context) error {
+	spec, err := wk.specFor()
 	if err != nil {
 		return err
 	}
 	var h sandboxer.Handle
-	err = m.step(pClaim, func() (err error) { h, err = b.Claim(ctx, sb.Handle, spec); return err })
+	err = wk.m.step(pClaim, func() (err error) { h, err = wk.b.Claim(ctx, wk.sb.Handle, spec); return err })
 	if err == nil {
-		sb.Handle, sb.ProvisionedAt = h, now() // stored when it runs; until then it can be asked again
+		wk.sb.Handle, wk.sb.ProvisionedAt = h, now() // stored when it runs; until then it can be asked again
 		return nil
 	}
 	switch sandboxer.KindOf(err) {
@@ -281,32 +275,32 @@ func (m *Manager) finishClaim(ctx context.Context, b *backend.Backend, j *job, s
 		return err
 	}
 	why := err
-	m.log.WarnContext(ctx, "claim failed; it is made anew", "sandbox", sb.ID, "err", why)
-	if err := m.step(pDiscard, func() error { _, err := b.Teardown(ctx, sb.Handle); return err }); err != nil {
+	wk.m.log.WarnContext(ctx, "claim failed; a new sandbox is made instead", "sandbox", wk.sb.ID, "err", why)
+	if err := wk.m.step(pDiscard, func() error { _, err := wk.b.Teardown(ctx, wk.sb.Handle); return err }); err != nil {
 		return err
 	}
-	err = m.step(pReplaced, func() error {
-		return m.update(ctx, sb, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) error {
+	err = wk.m.step(pReplaced, func() error {
+		return wk.update(ctx, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) error {
 			if sb.State != sandboxer.Creating {
 				return errTerminating
 			}
-			sb.Spec.Generation = objectGeneration(sb) + 1
+			sb.Spec.Generation = lifecycle.ObjectGeneration(sb) + 1
 			sb.Handle, sb.Pool, sb.PooledAt, sb.Reason = sandboxer.Handle{}, "", time.Time{}, ""
-			m.clearPlace(sb)
-			w.Events = append(w.Events, event(ctx, sb, sandboxer.EventStep, "the one from the pool could not be used and is made anew: "+sandboxer.Message(why)))
+			wk.m.box(sb).clearPlace()
+			w.Events = append(w.Events, events.Of(ctx, sb, sandboxer.EventStep, "the sandbox from the pool could not be used, and a new one is created: "+sandboxer.Message(why)))
 			return nil
 		})
 	})
 	if err != nil {
 		return err
 	}
-	return m.provision(ctx, b, j, sb)
+	return wk.provision(ctx)
 }
 
 // addToPool puts a sandbox that is ready into its pool.
-func (m *Manager) addToPool(ctx context.Context, j *job, sb *sandboxer.Sandbox, reach sandboxer.Reachability) (*sandboxer.Sandbox, error) {
-	err := m.step(pWarm, func() error {
-		return m.move(ctx, sb, sandboxer.Warm, func(sb *sandboxer.Sandbox, _ *sandboxer.Writes) error {
+func (wk work) addToPool(ctx context.Context, reach sandboxer.Reachability) (*sandboxer.Sandbox, error) {
+	err := wk.m.step(pWarm, func() error {
+		return wk.move(ctx, sandboxer.Warm, func(sb *sandboxer.Sandbox, _ *sandboxer.Writes) error {
 			sb.Reachability, sb.Reason = reach, sandboxer.ReasonPool
 			sb.PooledAt = now()
 			sb.ReadyAt = sb.PooledAt
@@ -315,11 +309,11 @@ func (m *Manager) addToPool(ctx context.Context, j *job, sb *sandboxer.Sandbox, 
 		})
 	})
 	if err != nil {
-		return nil, m.failCreate(ctx, j, sb, err)
+		return nil, wk.failCreate(ctx, err)
 	}
-	sb.Spec.Env = nil
-	m.wakePools()
-	return sb, nil
+	wk.sb.Spec.Env = nil
+	wk.m.wakePools()
+	return wk.sb, nil
 }
 
 // keepPools looks after the pools until the manager closes.
@@ -333,7 +327,7 @@ func (m *Manager) keepPools() {
 		}
 		for _, p := range m.catalogue.Load().pools {
 			p.due.Store(true)
-			m.async(newTracker(), func() { m.keepPoolFull(ctx, p) })
+			m.newPass().async(func() { p.keepPoolFull(ctx) })
 		}
 		select {
 		case <-m.ctx.Done():
@@ -344,34 +338,34 @@ func (m *Manager) keepPools() {
 	}
 }
 
-// keepPoolFull tends p until nobody asks for that any more, unless somebody else does: then
-// that one looks once more, because it may have looked before there was a reason to.
-func (m *Manager) keepPoolFull(ctx context.Context, p *pool) {
+// keepPoolFull tends p until no more callers ask for it. If another goroutine tends p already, that
+// one looks once more, because it may have looked before there was a reason to.
+func (p *pool) keepPoolFull(ctx context.Context) {
 	for p.due.Load() && p.filling.TryLock() {
 		for p.due.Swap(false) {
-			if err := m.fillPool(ctx, p); err != nil && ctx.Err() == nil {
-				m.log.Warn("pool", "profile", p.profile.ID, "err", err)
+			if err := p.fillPool(ctx); err != nil && ctx.Err() == nil {
+				p.m.log.Warn("pool", "profile", p.profile.ID, "err", err)
 			}
 		}
 		p.filling.Unlock()
 	}
 }
 
-// removeStalePools removes what waits for a profile that keeps no pool any more.
+// removeStalePools removes waiting sandboxes of profiles that keep no pool any more.
 func (m *Manager) removeStalePools(ctx context.Context) error {
 	return m.records(ctx, sandboxer.Query{States: []sandboxer.State{sandboxer.Warm}}, func(sb *sandboxer.Sandbox) {
-		if sb.Damaged == "" && sb.Unconfirmed == "" && m.poolOf(sb.Profile) == nil {
-			m.discardPooled(ctx, newTracker(), sb, "its profile keeps no pool any more")
+		if sb.Damaged == "" && !lifecycle.MayBeClaimed(sb) && m.poolOf(sb.Profile) == nil {
+			m.newPass().discardPooled(ctx, sb, "its profile no longer keeps a pool")
 		}
 	})
 }
 
 // members lists what the pool has, newest first, and how many more are being made.
-func (m *Manager) members(ctx context.Context, p *pool) (warm []*sandboxer.Sandbox, making int, err error) {
+func (p *pool) members(ctx context.Context) (warm []*sandboxer.Sandbox, making int, err error) {
 	q := sandboxer.Query{Profile: p.profile.ID, States: []sandboxer.State{sandboxer.Creating, sandboxer.Warm}}
-	err = m.records(ctx, q, func(sb *sandboxer.Sandbox) {
+	err = p.m.records(ctx, q, func(sb *sandboxer.Sandbox) {
 		switch {
-		case sb.Damaged != "" || !isPooled(sb) || sb.Unconfirmed != "":
+		case sb.Damaged != "" || !lifecycle.IsPooled(sb) || lifecycle.MayBeClaimed(sb):
 		case sb.State == sandboxer.Warm:
 			warm = append(warm, sb)
 		default:
@@ -381,18 +375,18 @@ func (m *Manager) members(ctx context.Context, p *pool) (warm []*sandboxer.Sandb
 	return warm, making, err
 }
 
-// fillPool brings the pool to its size: what is of no use is removed, what is missing made,
+// fillPool brings the pool to its size: it removes unusable sandboxes and makes missing ones,
 // one after the other.
-func (m *Manager) fillPool(ctx context.Context, p *pool) error {
+func (p *pool) fillPool(ctx context.Context) error {
 	for ctx.Err() == nil {
 		p.mu.Lock()
 		early := time.Until(p.retryAt)
 		p.mu.Unlock()
-		key, err := m.basis(ctx, p, early > 0)
+		key, err := p.basis(ctx, early > 0)
 		if err != nil {
-			return m.poolFailed(p, err)
+			return p.poolFailed(err)
 		}
-		warm, making, err := m.members(ctx, p)
+		warm, making, err := p.members(ctx)
 		if err != nil {
 			return err
 		}
@@ -401,11 +395,11 @@ func (m *Manager) fillPool(ctx context.Context, p *pool) error {
 			switch {
 			case sb.Pool != key:
 				if key != "" {
-					m.discardPooled(ctx, newTracker(), sb, "it is not what its profile makes now")
+					p.m.newPass().discardPooled(ctx, sb, "it differs from what its profile makes now")
 				}
 			case len(ready) >= p.profile.Pool.Size:
-				m.discardPooled(ctx, newTracker(), sb, "there are more than its profile keeps")
-			case m.working(sb.ID): // being claimed, or removed
+				p.m.newPass().discardPooled(ctx, sb, "there are more than its profile keeps")
+			case p.m.working(sb.ID): // being claimed, or removed
 			default:
 				ready = append(ready, sb.ID)
 			}
@@ -421,43 +415,43 @@ func (m *Manager) fillPool(ctx context.Context, p *pool) error {
 		if full || early > 0 {
 			return nil
 		}
-		if err := m.makePooled(ctx, p, key); err != nil {
-			return m.poolFailed(p, err)
+		if err := p.makePooled(ctx, key); err != nil {
+			return p.poolFailed(err)
 		}
 	}
 	return nil
 }
 
-// poolFailed notes why the pool is not full, and when that is tried again.
-func (m *Manager) poolFailed(p *pool, cause error) error {
-	if m.ctx.Err() != nil {
+// poolFailed notes why the pool is not full, and when it will try again.
+func (p *pool) poolFailed(cause error) error {
+	if p.m.ctx.Err() != nil {
 		return nil
 	}
 	p.mu.Lock()
 	p.failures++
-	wait := backoff(p.failures, rand.Float64())
+	wait := lifecycle.Backoff(p.failures, rand.Float64())
 	p.retryAt, p.problem, p.full = now().Add(wait), sandboxer.Message(cause), isFull(cause)
 	p.mu.Unlock()
-	time.AfterFunc(wait, m.wakePools)
+	time.AfterFunc(wait, p.m.wakePools)
 	return cause
 }
 
-// basis returns the digest of what a sandbox of the pool would be made of now; with
-// known, as far as that was asked before.
-func (m *Manager) basis(ctx context.Context, p *pool, known bool) (string, error) {
+// basis returns the digest of what a sandbox of the pool would be made of now. With
+// known, it uses only what was asked before.
+func (p *pool) basis(ctx context.Context, known bool) (string, error) {
 	p.mu.Lock()
 	key, at := p.key, p.keyAt
 	p.mu.Unlock()
 	if known || key != "" && time.Since(at) < basisEvery {
 		return key, nil
 	}
-	b, err := m.backend(p.profile.Extension)
+	b, err := p.m.backend(p.profile.Extension)
 	if err != nil {
 		return "", err
 	}
-	spec := m.profileSpec(p.profile)
+	spec := p.m.site().ProfileSpec(p.profile)
 	spec.ID, spec.Generation, spec.Warm = sandboxer.NewID(), 1, true
-	if err := b.Check(ctx, spec); err != nil {
+	if _, err := b.Check(ctx, spec); err != nil {
 		return "", err
 	}
 	basis, err := b.Basis(ctx, spec)
@@ -469,7 +463,7 @@ func (m *Manager) basis(ctx context.Context, p *pool, known bool) (string, error
 	if err != nil {
 		return "", err
 	}
-	sum := keyedDigest(m.opts.Key, "sandboxer pool", j) // of the profile's environment, too, and kept with each sandbox
+	sum := access.KeyedDigest(p.m.opts.Key, "sandboxer pool", j) // of the profile's environment, too, and kept with each sandbox
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if key = hex.EncodeToString(sum[:16]); key != p.key {
@@ -479,9 +473,9 @@ func (m *Manager) basis(ctx context.Context, p *pool, known bool) (string, error
 	return key, nil
 }
 
-// makePooled makes one sandbox for the pool, when nobody else needs the extension.
-func (m *Manager) makePooled(ctx context.Context, p *pool, key string) error {
-	ext := m.extension(p.profile.Extension)
+// makePooled makes one sandbox for the pool, when no request needs the extension.
+func (p *pool) makePooled(ctx context.Context, key string) error {
+	ext := p.m.extension(p.profile.Extension)
 	select {
 	case ext.poolCreates <- struct{}{}:
 	case <-ctx.Done():
@@ -495,78 +489,78 @@ func (m *Manager) makePooled(ctx context.Context, p *pool, key string) error {
 			return context.Cause(ctx)
 		}
 	}
-	if m.rooms.anybody(p.profile.Extension, "") {
-		return sandboxer.E(sandboxer.Exhausted, &sandboxer.FullError{Of: p.profile.Extension}, "requests wait for room on extension %s, and go first", p.profile.Extension)
+	if p.m.rooms.anybody(p.profile.Extension, "") {
+		return sandboxer.E(sandboxer.Exhausted, &sandboxer.FullError{Of: p.profile.Extension}, "requests wait for room on extension %s, and come first", p.profile.Extension)
 	}
 	at := now()
-	spec := m.profileSpec(p.profile)
+	spec := p.m.site().ProfileSpec(p.profile)
 	spec.ID, spec.Generation, spec.Warm = sandboxer.NewID(), 1, true
 	sb := &sandboxer.Sandbox{
 		ID: spec.ID, Generation: 1, Profile: p.profile.ID, Extension: p.profile.Extension, State: sandboxer.Creating, Spec: spec,
 		Pool: key, Reason: sandboxer.ReasonPool,
 		CreatedAt: at, ExpiresAt: at.Add(cmp.Or(p.profile.Pool.MaxAge, sandboxer.DefaultPoolAge)),
 	}
-	// Late enough for whoever claims it with the profile's time to live: then nothing has
+	// Late enough for a claim with the profile's time to live: then nothing has
 	// to be moved.
-	sb.Spec.Fuse = firstFuse(ext.Backend, p.profile, sb.ExpiresAt, sb.ExpiresAt.Add(ttlOf(p.profile)))
+	sb.Spec.Fuse = lifecycle.FirstFuse(p.profile, sb.ExpiresAt, sb.ExpiresAt.Add(lifecycle.TTLOf(p.profile)), renews(ext.Backend))
 	var err error
-	if sb.SealedEnv, err = m.sealEnv(sb, spec.Env); err != nil {
+	if sb.SealedEnv, err = p.m.box(sb).sealEnv(spec.Env); err != nil {
 		return err
 	}
-	if err := m.choosePlace(ctx, sb, spec.Env, nil); err != nil {
+	if err := p.m.box(sb).choosePlace(ctx, spec.Env, nil); err != nil {
 		return err
 	}
-	ev := event(ctx, sb, sandboxer.EventState, "")
+	ev := events.Of(ctx, sb, sandboxer.EventState, "")
 	ev.To, ev.Cause = sandboxer.Creating, sandboxer.ReasonPool
-	j, mine, err := m.begin(ctx, sb.ID, 1, true, nil)
+	j, mine, err := p.m.begin(ctx, sb.ID, 1, true, nil)
 	if err != nil || !mine {
 		return err
 	}
-	m.run(j, func(ctx context.Context) (*sandboxer.Sandbox, error) {
-		w := sandboxer.Writes{Events: []sandboxer.Event{ev}, Room: m.roomFor(sb.Extension, "")}
-		if err := m.step(pPoolRecord, func() error { return m.store.CreateSandbox(ctx, sb, w) }); err != nil {
+	j.run(func(ctx context.Context) (*sandboxer.Sandbox, error) {
+		w := sandboxer.Writes{Events: []sandboxer.Event{ev}, Room: p.m.roomFor(sb.Extension, "")}
+		if err := p.m.step(pPoolRecord, func() error { return p.m.store.CreateSandbox(ctx, sb, w) }); err != nil {
 			return nil, err
 		}
-		m.notify(sb.ID)
+		p.m.events.Notify(sb.ID)
 		j.untried = true
-		m.publishRecord(j, sb)
-		return m.build(ctx, j, sb)
+		j.publishRecord(sb)
+		return p.m.box(sb).in(j).build(ctx)
 	})
 	<-j.done // ends with the manager
 	return j.err
 }
 
-// discardPooled ends a sandbox that nobody has claimed, in the background. It returns false
-// while the sweep does something with it.
-func (m *Manager) discardPooled(ctx context.Context, t *tracker, sb *sandboxer.Sandbox, why string) bool {
-	if !m.sweepLocks.tryLock(sb.ID) {
+// discardPooled ends an unclaimed sandbox, in the background. It returns false
+// while the sweep works on it.
+func (ps *pass) discardPooled(ctx context.Context, sb *sandboxer.Sandbox, why string) bool {
+	if !ps.m.sweepLocks.tryLock(sb.ID) {
 		return false
 	}
-	m.async(t, func() {
-		defer m.unlockSweep(sb.ID)
-		err := m.beginTeardown(ctx, sb, ending{reason: sandboxer.ReasonPool, message: why, still: func(sb *sandboxer.Sandbox) bool {
-			return isPooled(sb) && (sb.State == sandboxer.Warm || sb.State == sandboxer.Creating) && sb.Unconfirmed == ""
+	ps.async(func() {
+		defer ps.m.unlockSweep(sb.ID)
+		err := ps.m.box(sb).beginTeardown(ctx, ending{reason: sandboxer.ReasonPool, message: why, still: func(sb *sandboxer.Sandbox) bool {
+			return lifecycle.IsPooled(sb) && (sb.State == sandboxer.Warm || sb.State == sandboxer.Creating) && !lifecycle.MayBeClaimed(sb)
 		}})
 		if err == nil {
-			err = m.retryTeardown(ctx, t, sb)
+			err = ps.retryTeardown(ctx, sb)
 		}
 		if err != nil && err != errNotNeeded && ctx.Err() == nil { // the sweep goes on with it
-			m.log.WarnContext(ctx, "removal from a pool", "sandbox", sb.ID, "err", err)
+			ps.m.log.WarnContext(ctx, "removal from a pool", "sandbox", sb.ID, "err", err)
 		}
 	})
 	return true
 }
 
-// Pools describes the pool of every profile that keeps one. How often it was used and what
-// keeps it from being full are told to administrators only: they come of all tenants' use.
+// Pools describes the pool of every profile that keeps one. Only administrators see how often
+// it was used and what keeps it from being full: both result from all tenants' use.
 func (m *Manager) Pools(ctx context.Context) ([]PoolStatus, error) {
-	who, err := may(ctx, sandboxer.ScopeRead)
+	who, err := access.May(ctx, sandboxer.ScopeRead)
 	if err != nil {
 		return nil, err
 	}
 	out := []PoolStatus{}
 	for _, p := range m.catalogue.Load().pools {
-		warm, _, err := m.members(ctx, p)
+		warm, _, err := p.members(ctx)
 		if err != nil {
 			return nil, err
 		}
@@ -593,7 +587,7 @@ func (m *Manager) Pools(ctx context.Context) ([]PoolStatus, error) {
 // admin scope. Kinds: NotFound for a profile that does not exist, Invalid for one that
 // keeps no pool.
 func (m *Manager) DrainPool(ctx context.Context, profile string) (id string, removed int, _ error) {
-	if _, err := may(ctx, sandboxer.ScopeAdmin); err != nil {
+	if _, err := access.May(ctx, sandboxer.ScopeAdmin); err != nil {
 		return "", 0, err
 	}
 	prof, err := m.profile(profile)
@@ -605,23 +599,23 @@ func (m *Manager) DrainPool(ctx context.Context, profile string) (id string, rem
 		return "", 0, sandboxer.E(sandboxer.Invalid, nil, "profile %s keeps no pool", prof.ID).
 			WithHint("see those that do with: sandboxer pool ls")
 	}
-	warm, _, err := m.members(ctx, p)
+	warm, _, err := p.members(ctx)
 	if err != nil {
 		return "", 0, err
 	}
 	p.mu.Lock()
 	p.key, p.ready = "", nil // ask what they are made of, too
 	p.mu.Unlock()
-	t := newTracker()
+	t := m.newPass()
 	for len(warm) > 0 && ctx.Err() == nil && m.ctx.Err() == nil {
 		warm = slices.DeleteFunc(warm, func(sb *sandboxer.Sandbox) bool {
-			return m.discardPooled(sandboxer.WithPrincipal(m.ctx, sandboxer.PrincipalFrom(ctx)), t, sb, fmt.Sprintf("the pool of %s was drained", prof.ID))
+			return t.discardPooled(sandboxer.WithPrincipal(m.ctx, sandboxer.PrincipalFrom(ctx)), sb, fmt.Sprintf("the pool of %s was drained", prof.ID))
 		})
 		if len(warm) > 0 {
 			time.Sleep(10 * time.Millisecond)
 		}
 	}
-	err = wait(ctx, t.done())
+	err = events.Wait(ctx, t.done())
 	m.wakePools()
 	return prof.ID, t.summary().Torndown, err
 }

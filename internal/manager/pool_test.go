@@ -13,6 +13,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/adapters/fake"
+	"github.com/sand-boxer/sandboxer/internal/spec"
 )
 
 func pooled(size int) func(*setup) {
@@ -131,10 +132,10 @@ func TestPoolCold(t *testing.T) {
 		t.Errorf("pools, to a tenant: %+v, %v", pools, err)
 	}
 	p := sandboxer.Profile{Limits: sandboxer.Limits{PIDs: 9}, Network: sandboxer.NetworkPolicy{Mode: sandboxer.NetworkPublic}}
-	for why, o := range map[string]*resolvedRequest{
-		"other limits":         {spec: sandboxer.Spec{Limits: sandboxer.Limits{PIDs: 8}, Network: p.Network}},
-		"another network mode": {spec: sandboxer.Spec{Limits: p.Limits}},
-		"mounts":               {spec: sandboxer.Spec{Limits: p.Limits, Network: p.Network}, req: sandboxer.CreateRequest{Mounts: make([]sandboxer.Mount, 1)}},
+	for why, o := range map[string]*creation{
+		"other limits":         {Resolved: spec.Resolved{Spec: sandboxer.Spec{Limits: sandboxer.Limits{PIDs: 8}, Network: p.Network}}},
+		"another network mode": {Resolved: spec.Resolved{Spec: sandboxer.Spec{Limits: p.Limits}}},
+		"mounts":               {Resolved: spec.Resolved{Spec: sandboxer.Spec{Limits: p.Limits, Network: p.Network}, Asked: sandboxer.CreateRequest{Mounts: make([]sandboxer.Mount, 1)}}},
 	} {
 		if got := (&pool{profile: p}).whyCold(o); got != why {
 			t.Errorf("refused because of %q, want %q", got, why)
@@ -358,8 +359,8 @@ func TestPoolAge(t *testing.T) {
 	})
 }
 
-// TestPoolKeyIsKeyed: what is kept with a sandbox of a pool is a digest of its environment, too.
-// Without the installation's key nobody can try values; with it, it is the same after a restart.
+// TestPoolKeyIsKeyed: a pooled sandbox is also kept with a digest of its environment.
+// Without the installation's key values cannot be tried; with it, the digest is the same after a restart.
 func TestPoolKeyIsKeyed(t *testing.T) {
 	pool := func(key []byte) (*rig, string) {
 		r := newRig(t, func(s *setup) {

@@ -9,8 +9,10 @@ import (
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/access"
 	"github.com/sand-boxer/sandboxer/internal/backend"
-	"github.com/sand-boxer/sandboxer/internal/procnet"
+	"github.com/sand-boxer/sandboxer/internal/events"
+	"github.com/sand-boxer/sandboxer/internal/lifecycle"
 )
 
 // PortInfo is what is known about one port of a sandbox.
@@ -19,9 +21,10 @@ type PortInfo struct {
 	Declared  bool  // by the profile
 	Open      bool  // served by the port proxy
 	Listening *bool // nil: cannot be seen from here
+	Unseen    error // why it cannot, of all ports or of none
 }
 
-// maxOpenPorts bounds what is written down of one sandbox.
+// maxOpenPorts bounds the open ports that the record of one sandbox has.
 const maxOpenPorts = 256
 
 // OpenPort makes the port proxy serve a port of a sandbox, from now until it is closed
@@ -34,13 +37,13 @@ func (m *Manager) OpenPort(ctx context.Context, ref string, port int) (*sandboxe
 			return "", err
 		}
 		if !b.Can(sandboxer.CanDial) && !b.Can(sandboxer.CanExpose) {
-			return "", backend.Lacks(sb.Extension, sandboxer.CanDial).WithHint("there is no way to the ports of its sandboxes")
+			return "", backend.Lacks(sb.Extension, sandboxer.CanDial).WithHint("the ports of its sandboxes cannot be reached")
 		}
 		switch {
 		case open >= 0:
 			return "", nil
 		case len(sb.Opened) >= maxOpenPorts:
-			return "", sandboxer.E(sandboxer.Exhausted, nil, "sandbox %s has %d open ports, the most there may be", sb.Shown(), maxOpenPorts)
+			return "", sandboxer.E(sandboxer.Exhausted, nil, "sandbox %s has %d open ports, which is the maximum", sb.Shown(), maxOpenPorts)
 		}
 		sb.Opened = append(slices.Clip(sb.Opened), sandboxer.OpenPort{Port: port, Rev: sb.Version + 1})
 		return "opened", nil
@@ -77,11 +80,11 @@ func notOpen(id string, port int) error {
 		WithHint("open it: sandboxer port open %s %d", id, port)
 }
 
-// changePort changes what is written down about a port. change gets the place of the
-// port in sb.Opened, or -1, and says what happened, or "" for nothing.
+// changePort changes the record of a port. change gets the index of the
+// port in sb.Opened, or -1, and returns what happened, or "" for nothing.
 func (m *Manager) changePort(ctx context.Context, ref string, port int, change func(sb *sandboxer.Sandbox, open int) (string, error)) (*sandboxer.Sandbox, error) {
 	if port < 1 || port > 65535 {
-		return nil, sandboxer.E(sandboxer.Invalid, nil, "%d is not a port: want 1 to 65535", port)
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "%d is not a port", port).WithHint("give a number from 1 to 65535")
 	}
 	sb, err := m.find(ctx, sandboxer.ScopeWrite, ref)
 	if err != nil {
@@ -89,7 +92,7 @@ func (m *Manager) changePort(ctx context.Context, ref string, port int, change f
 	}
 	what := ""
 	errNothing := errors.New("nothing changes")
-	err = m.update(ctx, sb, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) (err error) {
+	err = m.box(sb).update(ctx, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) (err error) {
 		if !sb.State.Live() || sb.State == sandboxer.Terminating {
 			return notRunning(sb)
 		}
@@ -99,14 +102,14 @@ func (m *Manager) changePort(ctx context.Context, ref string, port int, change f
 		if what == "" {
 			return errNothing
 		}
-		w.Events = append(w.Events, event(ctx, sb, sandboxer.EventPort, "port "+strconv.Itoa(port)+" "+what))
+		w.Events = append(w.Events, events.Of(ctx, sb, sandboxer.EventPort, "port "+strconv.Itoa(port)+" "+what))
 		return nil
 	})
 	if err != nil && err != errNothing {
 		return nil, err
 	}
 	if what != "" && what != "opened" {
-		m.ports.end(sb.ID, port)
+		m.ports.End(sb.ID, port)
 	}
 	return m.withLastUse(sb), nil
 }
@@ -140,11 +143,15 @@ func (m *Manager) Ports(ctx context.Context, ref string) (*sandboxer.Sandbox, []
 	for _, o := range sb.Opened {
 		at(o.Port).Open = true
 	}
-	if listening, ok := m.listening(ctx, sb); ok {
-		for _, n := range listening {
-			at(n)
-		}
-		for i := range list {
+	listening, err := m.box(sb).listening(ctx)
+	if err != nil && len(list) == 0 && sb.State == sandboxer.Running {
+		return nil, nil, err // an empty list would say that nothing listens
+	}
+	for _, n := range listening {
+		at(n)
+	}
+	for i := range list {
+		if list[i].Unseen = err; err == nil {
 			l := slices.Contains(listening, list[i].Port.Port)
 			list[i].Listening = &l
 		}
@@ -153,38 +160,19 @@ func (m *Manager) Ports(ctx context.Context, ref string) (*sandboxer.Sandbox, []
 	return sb, list, nil
 }
 
-// listening says which TCP ports have a listener: as the extension knows it, or else as it is
-// read from inside.
-func (m *Manager) listening(ctx context.Context, sb *sandboxer.Sandbox) (ports []int, ok bool) {
-	b, err := m.backend(sb.Extension)
-	if err != nil || sb.State != sandboxer.Running {
-		return nil, false
+// listening says which TCP ports have a listener.
+func (bx box) listening(ctx context.Context) ([]int, error) {
+	b, err := bx.m.backend(bx.sb.Extension)
+	if err != nil {
+		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
-	defer cancel()
-	if ports, known, err := b.ListPorts(ctx, sb.Handle); known {
-		return ports, err == nil
+	if bx.sb.State != sandboxer.Running {
+		return nil, notRunning(bx.sb)
 	}
-	if !b.Can(sandboxer.CanFiles) {
-		return nil, false
-	}
-	for _, name := range []string{"/proc/net/tcp", "/proc/net/tcp6"} {
-		r, err := b.ReadFile(ctx, sb.Handle, name)
-		if err != nil {
-			continue
-		}
-		found, known := procnet.Listeners(r)
-		r.Close()
-		ok = ok || known
-		for _, l := range found {
-			ports = append(ports, l.Port)
-		}
-	}
-	slices.Sort(ports)
-	return slices.Compact(ports), ok
+	return b.ListPorts(ctx, bx.sb.Handle)
 }
 
-// Signed URLs live at most this long, whatever their sandbox does.
+// Signed URLs live at most this long, even if their sandbox lives longer.
 const (
 	DefaultPortTTL = time.Hour
 	MaxPortTTL     = 7 * 24 * time.Hour
@@ -212,11 +200,11 @@ func (m *Manager) SignPort(ctx context.Context, ref string, port int, ttl time.D
 		return "", nil, time.Time{}, notOpen(sb.Shown(), port)
 	}
 	until := time.Now().Add(ttl + time.Second - 1).Truncate(time.Second).UTC() // not shorter than was asked for
-	c := portClaim{ID: sb.ID, Generation: sb.Generation, Port: port, Rev: sb.Opened[i].Rev, Until: until}
-	return m.ports.sign(c), sb, until, nil
+	c := access.PortClaim{ID: sb.ID, Generation: sb.Generation, Port: port, Rev: sb.Opened[i].Rev, Until: until}
+	return m.ports.SignPort(c), sb, until, nil
 }
 
-// PortAccess asks for the way to an open port: with a token of SignPort, or for the
+// PortAccess asks for access to an open port: with a token of SignPort, or for the
 // principal in ctx, who needs the write scope.
 type PortAccess struct {
 	Ref   string // of the sandbox; with a token it may be empty, and has to agree otherwise
@@ -232,7 +220,7 @@ type Visit struct {
 	Generation int
 	Port       int
 	Until      time.Time // when its token expires; zero without one
-	// Ctx ends when the visitor has to go: the port was closed or revoked, the sandbox
+	// Ctx ends when the visit has to end: the port was closed or revoked, the sandbox
 	// stopped running, the token expired, or the manager closes.
 	Ctx context.Context
 	End func()
@@ -243,17 +231,17 @@ type Visit struct {
 }
 
 var errNoVisit = sandboxer.E(sandboxer.Unauthenticated, nil, "there is no such port, or it is private").
-	WithHint("ask its owner for a signed URL (sandboxer port url), or send an API key")
+	WithHint("ask its owner for a signed URL (sandboxer port url ID PORT), or send an API key")
 
-// Visit opens the way to a port. Every token that is not good, for whatever reason, is
+// Visit opens the way to a port. Every token that is not valid, for whatever reason, is
 // the same Unauthenticated. For a principal: NotFound, Conflict (it does not run).
 func (m *Manager) Visit(ctx context.Context, a PortAccess) (*Visit, error) {
 	v := &Visit{Port: a.Port}
 	signed := a.Token != ""
-	var claim portClaim
+	var claim access.PortClaim
 	if signed {
 		var ok bool
-		claim, ok = m.ports.read(a.Token)
+		claim, ok = m.ports.ReadPort(a.Token)
 		if !ok || time.Now().After(claim.Until) || a.ID != "" && a.ID != claim.ID || a.Port != 0 && a.Port != claim.Port {
 			return nil, errNoVisit
 		}
@@ -271,7 +259,7 @@ func (m *Manager) Visit(ctx context.Context, a PortAccess) (*Visit, error) {
 		ctx = sandboxer.WithPrincipal(ctx, sandboxer.Principal{Tenant: sb.Tenant, Actor: "url:" + claim.ID, Scopes: []sandboxer.Scope{sandboxer.ScopeWrite}})
 	}
 	if !signed && a.ID != "" {
-		p, err := may(ctx, sandboxer.ScopeWrite)
+		p, err := access.May(ctx, sandboxer.ScopeWrite)
 		if err != nil {
 			return nil, err
 		}
@@ -284,7 +272,7 @@ func (m *Manager) Visit(ctx context.Context, a PortAccess) (*Visit, error) {
 		}
 		a.Ref = sb.Ref()
 	}
-	// Looked at before it is opened: what is not open must not wake the sandbox.
+	// Checked before the sandbox is used: a request for a closed port must not wake it.
 	sb, err := m.find(ctx, sandboxer.ScopeWrite, a.Ref)
 	if err != nil {
 		return nil, err
@@ -301,7 +289,7 @@ func (m *Manager) Visit(ctx context.Context, a PortAccess) (*Visit, error) {
 	if signed {
 		closed = errNoVisit
 	}
-	err = m.beginVisit(ctx, context.WithoutCancel(ctx), v, m.streams, sb.Ref(), func(now *sandboxer.Sandbox, running bool) error {
+	err = m.beginVisit(ctx, context.WithoutCancel(ctx), v, m.Streams, sb.Ref(), func(now *sandboxer.Sandbox, running bool) error {
 		if !running {
 			return errNoVisit
 		}
@@ -321,18 +309,18 @@ func (m *Manager) Visit(ctx context.Context, a PortAccess) (*Visit, error) {
 	return v, nil
 }
 
-// beginVisit makes v a use of the sandbox id, which kind counts, until v.End is called. The way to it ends with
-// ctx, the visit itself with stay. Whoever ended its right before it was counted did not see
-// it: check says of the record as it is then whether it may begin, and whether the object is
+// beginVisit makes v a use of the sandbox id, which kind counts, until v.End is called. The opening ends with
+// ctx, the visit itself with stay. A caller that ended the right to visit before this visit was counted did not
+// see it: so check decides by the record as it is then whether the visit may begin, and whether the object is
 // still the one that runs.
-func (m *Manager) beginVisit(ctx, stay context.Context, v *Visit, kind *limiter, id string, check func(now *sandboxer.Sandbox, running bool) error) error {
+func (m *Manager) beginVisit(ctx, stay context.Context, v *Visit, kind *access.Limiter, id string, check func(now *sandboxer.Sandbox, running bool) error) error {
 	sb, b, h, end, err := m.beginUse(ctx, kind, sandboxer.ScopeWrite, id)
 	if err != nil {
 		return err
 	}
 	v.SandboxID, v.Tenant, v.Generation, v.b, v.h = sb.ID, sb.Tenant, sb.Generation, b, h
 	v.Ctx, v.cut = m.untilClosed(stay)
-	leave := m.ports.enter(v)
+	leave := m.ports.Enter(v.SandboxID, v.Port, v.cut)
 	v.End = func() {
 		leave()
 		v.cut(nil)
@@ -340,7 +328,7 @@ func (m *Manager) beginVisit(ctx, stay context.Context, v *Visit, kind *limiter,
 	}
 	now, err := m.store.SandboxGeneration(ctx, sb.ID, sb.Generation)
 	if err == nil {
-		err = check(now, now.State == sandboxer.Running && objectGeneration(now) == h.Generation)
+		err = check(now, now.State == sandboxer.Running && lifecycle.ObjectGeneration(now) == h.Generation)
 	}
 	if err != nil {
 		v.End()

@@ -2,12 +2,15 @@ package manager
 
 import (
 	"encoding/base64"
+	"net"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/adapters/fake"
+	"github.com/sand-boxer/sandboxer/internal/access"
 )
 
 func openPorts(s *setup) {
@@ -17,7 +20,12 @@ func openPorts(s *setup) {
 func TestPorts(t *testing.T) {
 	r := newRig(t, openPorts)
 	sb := r.create(sandboxer.CreateRequest{Profile: "web"})
-	_, list, err := r.Ports(acme, sb.ID)
+	// known leaves out what only listens: the fake's sandboxes have the network of this machine.
+	known := func() ([]PortInfo, error) {
+		_, list, err := r.Ports(acme, sb.ID)
+		return slices.DeleteFunc(list, func(p PortInfo) bool { return !p.Declared && !p.Open }), err
+	}
+	list, err := known()
 	if err != nil || len(list) != 1 || !list[0].Declared || !list[0].Open {
 		t.Fatalf("a declared port is open from the start: %+v, %v", list, err)
 	}
@@ -31,7 +39,7 @@ func TestPorts(t *testing.T) {
 			t.Fatalf("ClosePort: %+v, %v", sb.Opened, err)
 		}
 	}
-	if _, list, _ = r.Ports(acme, sb.ID); len(list) != 2 || !list[0].Open || list[0].Declared || list[1].Open || !list[1].Declared {
+	if list, _ = known(); len(list) != 2 || !list[0].Open || list[0].Declared || list[1].Open || !list[1].Declared {
 		t.Errorf("ports: %+v", list)
 	}
 	if h := history(t, r.Manager, sb.ID); strings.Count(h, "port user:default") != 2 {
@@ -98,18 +106,18 @@ func TestSignedPorts(t *testing.T) {
 		}
 	}
 	// Every single bit counts.
-	raw, err := base64.RawURLEncoding.DecodeString(strings.TrimPrefix(token.Reveal(), PortTokenPrefix))
+	raw, err := base64.RawURLEncoding.DecodeString(strings.TrimPrefix(token.Reveal(), access.PortTokenPrefix))
 	if err != nil {
 		t.Fatal(err)
 	}
 	for i := range raw {
 		b := slices.Clone(raw)
 		b[i] ^= 1
-		if good(sandboxer.Secret(PortTokenPrefix + base64.RawURLEncoding.EncodeToString(b))) {
+		if good(sandboxer.Secret(access.PortTokenPrefix + base64.RawURLEncoding.EncodeToString(b))) {
 			t.Fatalf("a token with byte %d changed is good", i)
 		}
 	}
-	for _, s := range []string{"", "x", PortTokenPrefix, PortTokenPrefix + "AAAA", token.Reveal() + "A", strings.TrimPrefix(token.Reveal(), PortTokenPrefix)} {
+	for _, s := range []string{"", "x", access.PortTokenPrefix, access.PortTokenPrefix + "AAAA", token.Reveal() + "A", strings.TrimPrefix(token.Reveal(), access.PortTokenPrefix)} {
 		if s != "" && good(sandboxer.Secret(s)) {
 			t.Errorf("%q is good", s)
 		}
@@ -159,7 +167,7 @@ func TestSignedPorts(t *testing.T) {
 
 	begun := time.Now()
 	short := sign(time.Second)
-	if c, ok := r.ports.read(short); !ok || c.Until.Sub(begun) < time.Second {
+	if c, ok := r.ports.ReadPort(short); !ok || c.Until.Sub(begun) < time.Second {
 		t.Errorf("asked for a second, got %v", c.Until.Sub(begun))
 	}
 	v, err = r.Visit(t.Context(), PortAccess{Token: short})
@@ -197,12 +205,46 @@ func TestSignedPorts(t *testing.T) {
 }
 
 func FuzzPortToken(f *testing.F) {
-	a := newPortAccess(testKey)
+	a := access.NewVisits(testKey)
 	f.Add("sbx_port_AAAA")
-	f.Add(a.sign(portClaim{ID: "a", Generation: 1, Port: 1, Rev: 1, Until: time.Now()}).Reveal())
+	f.Add(a.SignPort(access.PortClaim{ID: "a", Generation: 1, Port: 1, Rev: 1, Until: time.Now()}).Reveal())
 	f.Fuzz(func(t *testing.T, s string) {
-		if c, ok := a.read(sandboxer.Secret(s)); ok && a.sign(c).Reveal() != s {
+		if c, ok := a.ReadPort(sandboxer.Secret(s)); ok && a.SignPort(c).Reveal() != s {
 			t.Errorf("%q is read as %+v", s, c)
 		}
 	})
+}
+
+// Listeners are seen on IPv4 and IPv6, and if they cannot be seen, that is reported.
+func TestListeningPorts(t *testing.T) {
+	r := newRig(t, openPorts)
+	sb := r.create(sandboxer.CreateRequest{Profile: "web"})
+	listensOn := func(addr string) int {
+		l, err := net.Listen("tcp", addr)
+		if err != nil {
+			t.Skip(err)
+		}
+		t.Cleanup(func() { l.Close() })
+		return l.Addr().(*net.TCPAddr).Port
+	}
+	ports := []int{listensOn("127.0.0.1:0"), listensOn("[::1]:0")}
+	_, list, err := r.Ports(acme, sb.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, port := range ports {
+		if i := slices.IndexFunc(list, func(p PortInfo) bool { return p.Port.Port == port }); i < 0 || list[i].Listening == nil || !*list[i].Listening {
+			t.Errorf("%d is not seen: %+v", port, list)
+		}
+	}
+
+	r.world.Inject(fake.Fault{Verb: fake.VerbExec, Kind: sandboxer.Unavailable})
+	_, list, err = r.Ports(acme, sb.ID)
+	if err != nil || len(list) != 1 || list[0].Listening != nil || !isKind(list[0].Unseen, sandboxer.Unavailable) {
+		t.Errorf("where it cannot be seen: %+v, %v", list, err)
+	}
+	bare := r.create(sandboxer.CreateRequest{})
+	if _, list, err = r.Ports(acme, bare.ID); !isKind(err, sandboxer.Unavailable) {
+		t.Errorf("where nothing else is known: %+v, %v", list, err)
+	}
 }

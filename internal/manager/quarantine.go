@@ -10,29 +10,26 @@ import (
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/access"
+	"github.com/sand-boxer/sandboxer/internal/events"
+	"github.com/sand-boxer/sandboxer/internal/lifecycle"
 )
 
-// A record is written before anything exists, so an object with our stamp and an ID or a
-// generation that the database never had is younger than the database: that was restored
-// from a backup, or lost its latest writes. Such an object may be somebody's work. It is
-// quarantined: kept, and told, until its fuse, or until an administrator adopts it, which
-// makes a record anew from its stamp, or destroys it.
+// A record is written before anything exists. An object of this installation whose ID or generation
+// the database never had is therefore younger than the database: it was restored from a backup, or
+// lost its latest writes. The object may be a tenant's work, so it is quarantined: it is kept and
+// reported until its fuse, or until an administrator destroys it.
 
-// maxQuarantine bounds of how many quarantined objects more is known than that they are
+// maxQuarantine bounds for how many quarantined objects more is remembered than that they are
 // kept.
 const maxQuarantine = sandboxer.MaxPage
 
 // Quarantined is an object of this installation that its database does not know.
 type Quarantined struct {
 	ID         string    `json:"id"`
-	ShownID    string    `json:"shown_id,omitempty"` // as the four after Host, by its stamp
 	Generation int       `json:"generation"`
 	Extension  string    `json:"extension"`
 	Host       string    `json:"host,omitempty"`
-	Tenant     string    `json:"tenant,omitempty"` // by its stamp, if it has one, as the next three
-	Name       string    `json:"name,omitempty"`
-	Profile    string    `json:"profile,omitempty"`
-	CreatedAt  time.Time `json:"created_at,omitzero"`
 	Since      time.Time `json:"since"`          // when this server saw it first
 	Until      time.Time `json:"until,omitzero"` // its fuse; zero: until an administrator decides
 	Why        string    `json:"why"`
@@ -53,13 +50,12 @@ type quarantinedObject struct {
 	reported  bool
 	deadSince time.Time // when it was first proven dead
 	dead      bool      // proven twice: nothing is left to keep
-	unclaimed bool      // its stamp says that it was made for a pool and never claimed
 }
 
 func newQuarantine() *quarantine { return &quarantine{objects: map[objectKey]*quarantinedObject{}} }
 
 // see notes that k is listed, and says whether it is to be kept and whether its backend is to
-// be asked about it now. In a grace period no fuse is over.
+// be asked about it now. In a grace period, or while the sweep is on hold, no fuse expires.
 func (q *quarantine) see(k objectKey, host string, now time.Time, grace bool) (keep, look bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -70,7 +66,7 @@ func (q *quarantine) see(k objectKey, host string, now time.Time, grace bool) (k
 		}
 		o = &quarantinedObject{Quarantined: Quarantined{
 			ID: k.id, Generation: k.generation, Extension: k.extension, Host: host, Since: now.UTC(),
-			Why: "the database does not know it: that was restored from a backup, or lost its latest writes",
+			Why: "the database does not know it: the database was restored from a backup, or lost its latest writes",
 		}}
 		q.objects[k] = o
 	}
@@ -78,13 +74,12 @@ func (q *quarantine) see(k objectKey, host string, now time.Time, grace bool) (k
 		o.probedAt, look = now, true
 	}
 	over := !o.Until.IsZero() && now.After(o.Until) && !grace
-	return !over && !o.dead && !o.unclaimed, look
+	return !over && !o.dead, look
 }
 
-// inspected notes what its backend says of k: what was found of it, if anything, what its
-// stamp says, if it has one, and whether it is alive. It reports whether it is to be told of, for
-// the first time.
-func (q *quarantine) inspected(k objectKey, found sandboxer.Found, was *sandboxer.Sandbox, alive sandboxer.Liveness, now time.Time) (_ Quarantined, report bool) {
+// inspected notes the backend's answer about k: what was found of it, if anything, and whether it is
+// alive. It returns whether k has to be reported, for the first time.
+func (q *quarantine) inspected(k objectKey, found sandboxer.Found, alive sandboxer.Liveness, now time.Time) (_ Quarantined, report bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	o := q.objects[k]
@@ -94,24 +89,20 @@ func (q *quarantine) inspected(k objectKey, found sandboxer.Found, was *sandboxe
 	if found.Handle.SandboxID != "" {
 		o.Until = found.Fuse
 	}
-	if was != nil {
-		o.ShownID, o.Tenant, o.Name, o.Profile, o.CreatedAt = was.ShownID, was.Tenant, was.Name, was.Profile, was.CreatedAt
-		o.unclaimed = isPooled(was)
-	}
 	switch {
 	case alive != sandboxer.Gone && alive != sandboxer.OOMKilled:
 		o.deadSince, o.dead = time.Time{}, false
 	case o.deadSince.IsZero():
 		o.deadSince = now
-	case now.Sub(o.deadSince) >= confirmAfter:
+	case now.Sub(o.deadSince) >= lifecycle.ConfirmAfter:
 		o.dead = true
 	}
-	report = !o.reported && !o.unclaimed && o.deadSince.IsZero()
+	report = !o.reported && o.deadSince.IsZero()
 	o.reported = o.reported || report
 	return o.Quarantined, report
 }
 
-// reportAgain has the next inspection of k tell of it, as the last one could not.
+// reportAgain has the next inspection of k report it, as the last one could not.
 func (q *quarantine) reportAgain(k objectKey) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -121,7 +112,7 @@ func (q *quarantine) reportAgain(k objectKey) {
 }
 
 // release forgets the objects of an extension that are explained by now or, if the listing was
-// whole, not there any more.
+// complete, not listed any more.
 func (q *quarantine) release(extension string, listed map[objectKey]sandboxer.Handle, explained map[objectKey]bool, whole bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -156,7 +147,7 @@ func (q *quarantine) list(id string) []Quarantined {
 	defer q.mu.Unlock()
 	all := []Quarantined{}
 	for k, o := range q.objects {
-		if id == "" && !o.dead && !o.unclaimed || k.id == id {
+		if id == "" && !o.dead || k.id == id {
 			all = append(all, o.Quarantined)
 		}
 	}
@@ -167,58 +158,55 @@ func (q *quarantine) list(id string) []Quarantined {
 }
 
 // quarantineObject says whether the object k, which the database does not know, is to be kept,
-// and has it looked at and told.
-func (m *Manager) quarantineObject(t *tracker, e *extension, k objectKey, h sandboxer.Handle) (keep bool) {
+// and has it inspected and reported.
+func (ps *pass) quarantineObject(e *extension, k objectKey, h sandboxer.Handle) (keep bool) {
 	now := time.Now()
-	keep, look := m.quarantine.see(k, h.Host, now, m.clock.inGracePeriod(now))
+	keep, look := ps.m.quarantine.see(k, h.Host, now, ps.m.clock.inGracePeriod(now) || ps.m.hold.held())
 	if look {
-		m.async(t, func() { m.inspectQuarantined(e, k, h) })
+		ps.async(func() { e.inspectQuarantined(k, h) })
 	}
 	return keep
 }
 
-// inspectQuarantined asks the backend about a quarantined object, and tells of it the first
+// inspectQuarantined asks the backend about a quarantined object, and reports it the first
 // time.
-func (m *Manager) inspectQuarantined(e *extension, k objectKey, h sandboxer.Handle) {
-	release, err := m.slot(m.ctx, e.Info.ID)
+func (e *extension) inspectQuarantined(k objectKey, h sandboxer.Handle) {
+	release, err := e.m.slot(e.m.ctx, e.Info.ID)
 	if err != nil {
 		return
 	}
 	defer release()
 	var found sandboxer.Found
-	var was *sandboxer.Sandbox
 	if e.Backend.Can(sandboxer.CanDiscover) {
-		if found, err = e.Backend.Discover(m.ctx, k.id); err == nil && found.Handle.Generation == k.generation {
-			was = m.openStamp(found)
-		} else {
+		if found, err = e.Backend.Discover(e.m.ctx, k.id); err != nil || found.Handle.Generation != k.generation {
 			found = sandboxer.Found{}
 		}
 	}
 	alive := sandboxer.Unknown
 	if e.Backend.Can(sandboxer.CanProbe) {
-		if alive, err = e.Backend.IsAlive(m.ctx, h); err != nil {
+		if alive, err = e.Backend.IsAlive(e.m.ctx, h); err != nil {
 			alive = sandboxer.Unknown
 		}
 	}
 	now := time.Now()
-	q, report := m.quarantine.inspected(k, found, was, alive, now)
+	q, report := e.m.quarantine.inspected(k, found, alive, now)
 	if !report {
 		return
 	}
 	until := keptUntil(q.Until)
-	ev := sandboxer.Event{SandboxID: k.id, ShownID: q.ShownID, Generation: k.generation, Tenant: q.Tenant}
+	ev := sandboxer.Event{SandboxID: k.id, Generation: k.generation}
 	ev.Message = sandboxRecords.unknownText(e.Info.ID+" has it,", until, k.id)
-	err = m.reportUnknown(m.ctx, sandboxRecords.recordWords, ev, "sandbox", k.id, "generation", k.generation,
-		"extension", e.Info.ID, "tenant", q.Tenant, "profile", q.Profile, "until", until)
+	err = e.m.reportUnknown(e.m.ctx, sandboxRecords.recordWords, ev, "sandbox", k.id, "generation", k.generation,
+		"extension", e.Info.ID, "until", until)
 	if err != nil {
-		m.quarantine.reportAgain(k)
+		e.m.quarantine.reportAgain(k)
 	}
 }
 
 // Quarantine lists what is quarantined, at most MaxPage objects, oldest first. It needs
 // the admin scope.
 func (m *Manager) Quarantine(ctx context.Context) ([]Quarantined, error) {
-	if _, err := may(ctx, sandboxer.ScopeAdmin); err != nil {
+	if _, err := access.May(ctx, sandboxer.ScopeAdmin); err != nil {
 		return nil, err
 	}
 	return m.quarantine.list(""), nil
@@ -226,9 +214,10 @@ func (m *Manager) Quarantine(ctx context.Context) ([]Quarantined, error) {
 
 // An unknownObject is an object that the database does not know.
 type unknownObject struct {
-	e     *extension
-	s     objectKey
-	found sandboxer.Found // nothing but the handle if the extension cannot discover
+	e      *extension
+	s      objectKey
+	handle sandboxer.Handle
+	tenant string // of its ID, if the database knows one
 }
 
 // unknownObjects finds what the extensions have under id and the database does not know: also
@@ -238,46 +227,51 @@ func (m *Manager) unknownObjects(ctx context.Context, id string) (all []unknownO
 		if e.Backend == nil {
 			continue
 		}
-		var found sandboxer.Found
+		var h sandboxer.Handle
 		if e.Backend.Can(sandboxer.CanDiscover) {
-			found, err = e.Backend.Discover(ctx, id)
+			found, err := e.Backend.Discover(ctx, id)
 			if err != nil && !isKind(err, sandboxer.NotFound) {
 				return nil, err
 			}
+			h = found.Handle
 		}
-		if found.Handle.SandboxID == "" { // incomplete, dead, or the extension cannot tell
+		if h.SandboxID == "" { // incomplete, dead, or the extension cannot tell
 			for _, q := range m.quarantine.list(id) {
-				if q.Extension == e.Info.ID && q.Generation > found.Handle.Generation {
-					found = sandboxer.Found{Handle: sandboxer.Handle{SandboxID: id, Generation: q.Generation, Host: q.Host}}
+				if q.Extension == e.Info.ID && q.Generation > h.Generation {
+					h = sandboxer.Handle{SandboxID: id, Generation: q.Generation, Host: q.Host}
 				}
 			}
 		}
-		if found.Handle.SandboxID == "" {
+		if h.SandboxID == "" {
 			continue
 		}
-		s := objectKey{e.Info.ID, id, found.Handle.Generation}
-		_, v, err := m.recordStatusOf(ctx, s)
+		s := objectKey{e.Info.ID, id, h.Generation}
+		tenant, v, err := m.recordStatusOf(ctx, s)
 		if err != nil {
 			return nil, err
 		}
 		if v == recordMissing {
-			all = append(all, unknownObject{e, s, found})
+			all = append(all, unknownObject{e, s, h, tenant})
 		}
 	}
 	return all, nil
 }
 
 // isQuarantinedID reports whether an extension has an object under id that the database does not
-// know, so that nothing new may be made under it. Once a survey has seen what the
-// extensions have, nobody is asked.
+// know, so that nothing new may be made under it. Once a survey has listed what the
+// extensions have, no extension is asked.
 func (m *Manager) isQuarantinedID(ctx context.Context, id string) (bool, error) {
+	// A survey that ends meanwhile has put what it saw into the quarantine, so that is looked at last.
+	var unseen []*extension
+	for _, e := range m.extensions() {
+		if e.Backend != nil && !e.surveyed.Load() && e.Backend.Can(sandboxer.CanDiscover) {
+			unseen = append(unseen, e)
+		}
+	}
 	if len(m.quarantine.list(id)) > 0 {
 		return true, nil
 	}
-	for _, e := range m.extensions() {
-		if e.Backend == nil || e.surveyed.Load() || !e.Backend.Can(sandboxer.CanDiscover) {
-			continue
-		}
+	for _, e := range unseen {
 		found, err := e.Backend.Discover(ctx, id)
 		if ctx.Err() != nil {
 			return false, context.Cause(ctx)
@@ -293,8 +287,8 @@ func (m *Manager) isQuarantinedID(ctx context.Context, id string) (bool, error) 
 	return false, nil
 }
 
-// removeUnknownObjects tears down what the database does not know under id, at the wish of whoever is
-// in ctx, and returns what that was; nil if there is nothing.
+// removeUnknownObjects tears down the object id that the database does not know, for the caller in
+// ctx, and returns it; nil if there is nothing.
 func (m *Manager) removeUnknownObjects(ctx context.Context, id string) (*sandboxer.Sandbox, error) {
 	all, err := m.unknownObjects(ctx, id)
 	if err != nil {
@@ -302,39 +296,31 @@ func (m *Manager) removeUnknownObjects(ctx context.Context, id string) (*sandbox
 	}
 	var gone *sandboxer.Sandbox
 	for _, x := range all {
-		sb := &sandboxer.Sandbox{ID: id}
-		if was := m.openStamp(x.found); was != nil {
-			sb = was
-		}
-		err := m.removeOrphan(ctx, x.e, x.s, x.found.Handle, sb.Tenant)
+		err := x.e.removeOrphan(ctx, x.s, x.handle, x.tenant)
 		if err == errNotNeeded {
 			continue
 		}
 		if err != nil {
 			return nil, err
 		}
-		sb.Generation, sb.Extension, sb.Handle, sb.State = x.s.generation, x.e.Info.ID, x.found.Handle, sandboxer.Terminated
-		sb.Reason, sb.Message, sb.EndedAt = sandboxer.ReasonRequested, "the database did not know it; it was removed", now()
-		sb.Quote, sb.SealedEnv, sb.Spec.Env = sandboxer.MeterQuote{}, nil, nil
-		gone = sb
+		gone = &sandboxer.Sandbox{
+			ID: id, Tenant: x.tenant, Generation: x.s.generation, Extension: x.e.Info.ID, Handle: x.handle, State: sandboxer.Terminated,
+			Reason: sandboxer.ReasonRequested, Message: "the database did not know it; it was removed", EndedAt: now(),
+		}
 	}
 	return gone, nil
 }
 
-// quarantineText says of an object that the database does not know how long it is kept.
-func (m *Manager) quarantineText(e *extension, s objectKey) string {
-	whose := ","
-	q := m.quarantine.get(s)
-	if q.Tenant != "" {
-		whose = fmt.Sprintf(", tenant %s's by its stamp,", q.Tenant)
-	}
-	return sandboxRecords.unknownText(fmt.Sprintf("%s has generation %d of it%s", e.Info.ID, s.generation, whose), keptUntil(q.Until), s.id)
+// quarantineText says how long an object is kept that the database does not know.
+func (e *extension) quarantineText(s objectKey) string {
+	until := keptUntil(e.m.quarantine.get(s).Until)
+	return sandboxRecords.unknownText(fmt.Sprintf("%s has generation %d of it,", e.Info.ID, s.generation), until, s.id)
 }
 
-// unknownText says of something that the database does not know what is known, until when it
-// is kept, and what to do.
+// unknownText describes an object that the database does not know, until when it is kept, and what
+// to do.
 func (w recordWords) unknownText(has, until, id string) string {
-	return fmt.Sprintf("%s the database does not know it; it is kept %s; %s %s; or %s %s", has, until, w.adopt, id, w.remove, id)
+	return fmt.Sprintf("%s the database does not know it; it is kept %s; remove it with: %s %s", has, until, w.remove, id)
 }
 
 func keptUntil(at time.Time) string {
@@ -344,10 +330,10 @@ func keptUntil(at time.Time) string {
 	return "until " + at.UTC().Format(time.RFC3339)
 }
 
-// reportUnknown logs that there is something that the database does not know, and writes ev,
+// reportUnknown logs that there is an object that the database does not know, and writes ev,
 // which says so.
 func (m *Manager) reportUnknown(ctx context.Context, w recordWords, ev sandboxer.Event, attrs ...any) error {
 	m.log.Warn(w.object+" of this installation is unknown to the database; it is kept", attrs...)
-	ev.At, ev.Type, ev.Actor = now(), sandboxer.EventQuarantine, sweeper
+	ev.At, ev.Type, ev.Actor = now(), sandboxer.EventQuarantine, events.Sweeper
 	return m.store.Write(ctx, sandboxer.Writes{Events: []sandboxer.Event{ev}})
 }

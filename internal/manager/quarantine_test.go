@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
-	"github.com/sand-boxer/sandboxer/adapters/fake"
+	"github.com/sand-boxer/sandboxer/internal/lifecycle"
 	"github.com/sand-boxer/sandboxer/internal/sqlstore"
 )
 
@@ -48,34 +48,33 @@ func (r *rig) quarantine(want ...string) []Quarantined {
 	return qs
 }
 
-// TestDatabaseWentBack restores a backup. What was made since is kept, told, and adopted,
-// destroyed, or left until its fuse.
+// TestDatabaseWentBack restores a backup. What was made since is kept and reported, and destroyed, or left
+// until its fuse.
 func TestDatabaseWentBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, ticking)
-		if err := r.Grant(admin, sandboxer.DefaultTenant, sandboxer.Credit, "", ""); err != nil {
-			t.Fatal(err)
-		}
 		old := r.create(sandboxer.CreateRequest{TTL: 2 * time.Hour})
 		back := r.backUp()
 		thread := sandboxer.Thread{User: "u", ID: "t"}
-		mine := r.create(sandboxer.CreateRequest{Profile: "paid", Thread: thread, Name: "work", Env: map[string]string{"SECRET": "x"}})
+		mine := r.create(sandboxer.CreateRequest{Thread: thread, TTL: 2 * time.Hour})
 		unwanted := r.create(sandboxer.CreateRequest{})
 		left := r.create(sandboxer.CreateRequest{TTL: 20 * time.Minute})
 		if _, err := r.Extend(acme, left.ID, Extend{Add: 10 * time.Minute}); err != nil {
 			t.Fatal(err)
 		}
 		back()
-		// Nobody gets what is there under a name that the database does not know.
-		_, err := r.Create(acme, sandboxer.CreateRequest{Profile: "paid", Thread: thread})
+		// No caller gets an object under a name that the database does not know.
+		_, err := r.Create(acme, sandboxer.CreateRequest{Profile: "test", Thread: thread})
 		wantErr(t, err, sandboxer.Conflict, mine.ID)
 		time.Sleep(5 * time.Minute)
 		synctest.Wait()
+		_, err = r.Create(acme, sandboxer.CreateRequest{Profile: "test", Thread: thread})
+		wantErr(t, err, sandboxer.Conflict, mine.ID) // now a survey has seen it
 		if n := len(r.world.Live()); n != 4 {
 			t.Fatalf("%d objects are left of 4", n)
 		}
 		for _, q := range r.quarantine(mine.ID, unwanted.ID, left.ID) {
-			if q.Tenant != sandboxer.DefaultTenant || q.Until.IsZero() || q.Why == "" || q.ID == mine.ID && (q.Profile != "profile.paid" || q.Name != "work") {
+			if q.Until.IsZero() || q.Why == "" || q.Generation != 1 || q.Extension != "ext.fake" {
 				t.Errorf("quarantined: %+v", q)
 			}
 			if q.ID == left.ID && q.Until.Before(left.ExpiresAt.Add(10*time.Minute)) {
@@ -85,43 +84,20 @@ func TestDatabaseWentBack(t *testing.T) {
 		if _, err := r.Quarantine(acme); !isKind(err, sandboxer.Denied) {
 			t.Errorf("a tenant lists what is quarantined: %v", err)
 		}
+		r.accept()
 		a, err := r.Audit(admin)
-		if err != nil || len(a.Violations) != 3 || !strings.Contains(a.Violations[0].Detail, "sandboxer adopt ") {
+		if err != nil || len(a.Violations) != 3 || !strings.Contains(a.Violations[0].Detail, "sandboxer destroy ") {
 			t.Errorf("audit: %+v, %v", a.Violations, err)
 		}
 		for _, who := range []string{sandboxer.DefaultTenant, "rival"} {
 			if _, err := r.Destroy(as(who), mine.ID); !isKind(err, sandboxer.NotFound) {
 				t.Errorf("%s destroys what the database does not know: %v", who, err)
 			}
-			if _, err := r.Adopt(as(who), mine.ID, Adoption{}); !isKind(err, sandboxer.Denied) {
-				t.Errorf("%s adopts: %v", who, err)
+		}
+		for _, id := range []string{unwanted.ID, mine.ID} {
+			if gone, err := r.Destroy(admin, id); err != nil || gone.State != sandboxer.Terminated {
+				t.Errorf("destroy: %+v, %v", gone, err)
 			}
-		}
-
-		_, err = r.Adopt(admin, mine.ID, Adoption{Tenant: "rival"})
-		wantErr(t, err, sandboxer.Invalid, sandboxer.DefaultTenant)
-		sb, err := r.Adopt(admin, mine.ID, Adoption{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if sb.Tenant != sandboxer.DefaultTenant || sb.Name != "work" || sb.State != sandboxer.Running || !sb.ExpiresAt.Equal(mine.ExpiresAt) {
-			t.Errorf("adopted: %+v", sb)
-		}
-		if env, err := r.openEnv(sb); err != nil || env["SECRET"] != "x" {
-			t.Errorf("its environment is %v, %v", env, err)
-		}
-		if holds, err := r.store.OpenHolds(t.Context()); err != nil || len(holds) != 1 || holds[0].Amount <= 0 || holds[0].SandboxID != mine.ID {
-			t.Errorf("on hold: %+v, %v", holds, err)
-		}
-		if again, err := r.Create(acme, sandboxer.CreateRequest{Profile: "paid", Thread: thread}); err != nil || !again.Found {
-			t.Errorf("its thread: %+v, %v", again, err)
-		}
-		_, err = r.Adopt(admin, mine.ID, Adoption{})
-		wantErr(t, err, sandboxer.Conflict, "nothing to adopt")
-
-		gone, err := r.Destroy(admin, unwanted.ID)
-		if err != nil || gone.State != sandboxer.Terminated {
-			t.Errorf("destroy: %+v, %v", gone, err)
 		}
 		r.quarantine(left.ID)
 		time.Sleep(time.Minute)
@@ -132,58 +108,40 @@ func TestDatabaseWentBack(t *testing.T) {
 		for _, ev := range events {
 			told[ev.Type] = append(told[ev.Type], ev.SandboxID)
 		}
-		if err != nil || len(told[sandboxer.EventQuarantine]) != 3 || !slices.Equal(told[sandboxer.EventAdopt], []string{mine.ID}) || !slices.Equal(told[sandboxer.EventOrphan], []string{unwanted.ID}) {
+		if err != nil || len(told[sandboxer.EventQuarantine]) != 3 || !slices.Equal(told[sandboxer.EventOrphan], []string{unwanted.ID, mine.ID}) {
 			t.Errorf("events: %v, %v", told, err)
 		}
 
 		time.Sleep(30 * time.Minute) // its fuse
 		synctest.Wait()
 		r.quarantine()
-		if _, err := r.Destroy(acme, mine.ID); err != nil {
-			t.Fatal(err)
-		}
 		r.destroy(old.ID)
 		r.sound(0)
 		r.noHolds()
 	})
 }
 
-// TestQuarantineWithoutStamp keeps what tells nothing of itself until somebody decides.
-func TestQuarantineWithoutStamp(t *testing.T) {
+// TestQuarantineWithoutRecord keeps unknown objects until an administrator decides.
+func TestQuarantineWithoutRecord(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, func(s *setup) { s.opts.SweepEvery = 5 * time.Minute }) // there is a day to be swept
-		make := func(id string, generation int, s []byte) {
+		make := func(id string, generation int) {
 			t.Helper()
-			if _, err := r.ext.Provision(t.Context(), sandboxer.Spec{ID: id, Generation: generation, Owner: "test", Stamp: s}); err != nil {
+			if _, err := r.ext.Provision(t.Context(), sandboxer.Spec{ID: id, Generation: generation, Owner: "test"}); err != nil {
 				t.Fatal(err)
 			}
 		}
-		make("bare", 1, nil)
-		theirs := &sandboxer.Sandbox{ID: "other", Generation: 1, Tenant: "rival", Profile: "profile.test"}
-		make("forged", 1, r.stampOf(theirs)) // another object's
+		make("bare", 1)
 		r.destroy(r.create(sandboxer.CreateRequest{Inputs: map[string]string{"sandbox_id": "former"}}).ID)
-		make("former", 2, nil)
-		make("dead", 1, nil)
+		make("former", 2)
+		make("dead", 1)
 		r.world.Kill("dead")
 		time.Sleep(24 * time.Hour)
 		synctest.Wait()
-		r.quarantine("bare", "forged", "former")
-
-		_, err := r.Adopt(admin, "forged", Adoption{})
-		wantErr(t, err, sandboxer.Invalid, "--tenant")
-		_, err = r.Adopt(admin, "former", Adoption{Tenant: "rival", Profile: "test"})
-		wantErr(t, err, sandboxer.Conflict, sandboxer.DefaultTenant)
-		_, err = r.Adopt(admin, "nosuch", Adoption{})
-		wantErr(t, err, sandboxer.NotFound, "nosuch")
-		sb, err := r.Adopt(admin, "former", Adoption{Tenant: sandboxer.DefaultTenant, Profile: "test", TTL: time.Hour})
-		if err != nil || sb.Generation != 2 || sb.ExpiresAt.Sub(sb.CreatedAt) != time.Hour {
-			t.Fatalf("adopted: %+v, %v", sb, err)
-		}
-		if live := r.world.Live(); !slices.ContainsFunc(live, func(o fake.Object) bool { return o.Spec.ID == "former" && o.Fuse.Equal(sb.Spec.Fuse) }) {
-			t.Error("the fuse did not move to the new expiry")
-		}
-		r.destroy("former")
-		for _, id := range []string{"bare", "forged"} {
+		r.quarantine("bare", "former")
+		_, err := r.Destroy(rival, "former")
+		wantErr(t, err, sandboxer.NotFound, "former")
+		for _, id := range []string{"bare", "former"} {
 			if _, err := r.Destroy(admin, id); err != nil {
 				t.Error(err)
 			}
@@ -214,8 +172,6 @@ func TestQuarantineOfALaterGeneration(t *testing.T) {
 			t.Fatalf("%d objects are left of 1", n)
 		}
 		r.quarantine(id)
-		_, err := r.Adopt(admin, id, Adoption{})
-		wantErr(t, err, sandboxer.Conflict, "sandboxer resume "+id)
 		if sb, err := r.Destroy(acme, id); err != nil || sb.State != sandboxer.Terminated {
 			t.Errorf("destroyed: %+v, %v", sb, err)
 		}
@@ -228,13 +184,11 @@ func TestQuarantineOfALaterGeneration(t *testing.T) {
 	})
 }
 
-// What an unknown object is kept by: until its fuse, until it is proven dead twice, and not at
-// all if it was made for a pool; it is asked about and told now and then, and forgotten when it
-// is explained or gone.
+// An unknown object is kept until its fuse, or until it is proven dead twice. It is asked about and reported
+// now and then, and forgotten when it is explained or gone.
 func TestQuarantineKeeps(t *testing.T) {
 	k, at := objectKey{"ext.fake", "box", 3}, time.Now()
 	found := sandboxer.Found{Handle: sandboxer.Handle{SandboxID: "box", Generation: 3}, Fuse: at.Add(time.Hour)}
-	was := &sandboxer.Sandbox{ID: "box", Tenant: sandboxer.DefaultTenant, Name: "mine", Profile: "profile.test"}
 	see := func(q *quarantine, after time.Duration, grace, wantKeep, wantLook bool) {
 		t.Helper()
 		if keep, look := q.see(k, "one", at.Add(after), grace); keep != wantKeep || look != wantLook {
@@ -245,14 +199,14 @@ func TestQuarantineKeeps(t *testing.T) {
 	see(q, 0, false, true, true)
 	see(q, probeEvery-1, false, true, false)
 	see(q, probeEvery, false, true, true)
-	if o, report := q.inspected(k, found, was, sandboxer.Alive, at); !report || o.Tenant != sandboxer.DefaultTenant || o.Profile != "profile.test" || o.Until != found.Fuse || o.Host != "one" {
+	if o, report := q.inspected(k, found, sandboxer.Alive, at); !report || o.Until != found.Fuse || o.Host != "one" {
 		t.Errorf("inspected: %+v, report %t", o, report)
 	}
-	if _, report := q.inspected(k, found, was, sandboxer.Alive, at); report {
+	if _, report := q.inspected(k, found, sandboxer.Alive, at); report {
 		t.Error("it is told twice")
 	}
 	q.reportAgain(k)
-	if _, report := q.inspected(k, found, was, sandboxer.Alive, at); !report {
+	if _, report := q.inspected(k, found, sandboxer.Alive, at); !report {
 		t.Error("what could not be told is not told again")
 	}
 	see(q, time.Hour, false, true, true)
@@ -268,28 +222,18 @@ func TestQuarantineKeeps(t *testing.T) {
 		keep  bool
 	}{
 		{sandboxer.Gone, 0, true},
-		{sandboxer.Gone, confirmAfter - 1, true},
-		{sandboxer.Unknown, confirmAfter, true}, // proves nothing, and begins anew
-		{sandboxer.OOMKilled, confirmAfter, true},
-		{sandboxer.Gone, 2 * confirmAfter, false},
-		{sandboxer.Alive, 2 * confirmAfter, true},
+		{sandboxer.Gone, lifecycle.ConfirmAfter - 1, true},
+		{sandboxer.Unknown, lifecycle.ConfirmAfter, true}, // proves nothing, and begins anew
+		{sandboxer.OOMKilled, lifecycle.ConfirmAfter, true},
+		{sandboxer.Gone, 2 * lifecycle.ConfirmAfter, false},
+		{sandboxer.Alive, 2 * lifecycle.ConfirmAfter, true},
 	} {
-		if _, report := q.inspected(k, sandboxer.Found{}, nil, c.alive, at.Add(c.after)); report && c.alive != sandboxer.Alive && c.alive != sandboxer.Unknown {
+		if _, report := q.inspected(k, sandboxer.Found{}, c.alive, at.Add(c.after)); report && c.alive != sandboxer.Alive && c.alive != sandboxer.Unknown {
 			t.Errorf("look %d: a dead one is told of", i)
 		}
 		if keep, _ := q.see(k, "", at, false); keep != c.keep {
 			t.Errorf("look %d (%s): kept: %t", i, c.alive, keep)
 		}
-	}
-
-	q = newQuarantine() // of a pool
-	see(q, 0, false, true, true)
-	if _, report := q.inspected(k, found, &sandboxer.Sandbox{ID: "box", Pool: "p"}, sandboxer.Alive, at); report {
-		t.Error("what is nobody's is told of")
-	}
-	see(q, 0, false, false, false)
-	if len(q.list("")) != 0 || len(q.list("box")) != 1 || q.get(k).ID != "box" {
-		t.Errorf("listed: %+v, by ID %+v", q.list(""), q.list("box"))
 	}
 
 	for name, c := range map[string]struct {
@@ -314,7 +258,7 @@ func TestQuarantineKeeps(t *testing.T) {
 			t.Errorf("%s: forgotten: %t", name, gone)
 		}
 		q.remove(k)
-		if _, report := q.inspected(k, found, was, sandboxer.Alive, at); report || len(q.objects) != 0 || q.get(k) != (Quarantined{}) {
+		if _, report := q.inspected(k, found, sandboxer.Alive, at); report || len(q.objects) != 0 || q.get(k) != (Quarantined{}) {
 			t.Errorf("%s: a look that comes late brings it back", name)
 		}
 	}
@@ -333,7 +277,7 @@ func TestQuarantineIsBounded(t *testing.T) {
 	}
 }
 
-// A stray object's grace period begins when it is first seen, and anew when it was forgotten.
+// A stray object's grace period begins when it is first seen, and again after it was forgotten.
 func TestOrphanSightings(t *testing.T) {
 	o, at := newOrphanSightings(), time.Now()
 	a, b, other := objectKey{"ext.fake", "a", 1}, objectKey{"ext.fake", "b", 1}, objectKey{"ext.other", "c", 1}

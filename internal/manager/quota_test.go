@@ -14,6 +14,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/adapters/fake"
+	"github.com/sand-boxer/sandboxer/internal/access"
 )
 
 func quota(q sandboxer.Quota) func(*setup) {
@@ -22,10 +23,10 @@ func quota(q sandboxer.Quota) func(*setup) {
 	}
 }
 
-// used checks what acme has of some resources, as the tenant itself is told.
+// used checks how much of some resources acme has, as the tenant itself sees it.
 func (r *rig) used(want sandboxer.Amounts) {
 	r.t.Helper()
-	items, _, err := r.Quotas(acme, QuotaQuery{})
+	items, _, err := r.Quotas(acme, access.QuotaQuery{})
 	if err != nil || len(items) != 1 || items[0].Tenant != sandboxer.DefaultTenant {
 		r.t.Fatalf("quotas: %+v, %v", items, err)
 	}
@@ -82,7 +83,7 @@ func TestQuotaOfSandboxes(t *testing.T) {
 		t.Fatalf("%d live, %v", len(items), err)
 	}
 
-	// What stands still counts; what is being torn down counts until it is gone.
+	// A paused sandbox counts; one that is being torn down counts until it is gone.
 	if _, err := r.Pause(acme, items[0].ID, PauseRequest{}); err != nil {
 		t.Fatal(err)
 	}
@@ -161,6 +162,9 @@ func TestQuotaOfDiskAndImages(t *testing.T) {
 	over(t, err, "disk is used: 4GiB of 5GiB, and this takes 2GiB more")
 	_, err = r.Create(operator, sandboxer.CreateRequest{Profile: "test", Labels: map[string]string{"bare": "1"}})
 	wantErr(t, err, sandboxer.Invalid, "would have no disk limit")
+	if hint := sandboxer.HintOf(err); !strings.Contains(hint, "quotas.yaml") {
+		t.Errorf("the hint %q names no way out where no disk can be limited", hint)
+	}
 	r.destroy(one.ID)
 
 	img, err := create(1, "one")
@@ -215,7 +219,7 @@ func TestQuotaOfSnapshots(t *testing.T) {
 	}
 	eventually(t, "what the pause kept is dropped", func() bool {
 		_, err := r.Sweep(admin)
-		items, _, qerr := r.Quotas(acme, QuotaQuery{})
+		items, _, qerr := r.Quotas(acme, access.QuotaQuery{})
 		return err == nil && qerr == nil && items[0].Used[sandboxer.QuotaSnapshots] == 1
 	})
 	second, err := save("")
@@ -248,7 +252,7 @@ func TestQuotaOfSnapshots(t *testing.T) {
 	}
 
 	// Bytes are those of the content, known once it is sealed; what is too much is dropped.
-	items, _, err := r.Quotas(acme, QuotaQuery{})
+	items, _, err := r.Quotas(acme, access.QuotaQuery{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -313,7 +317,7 @@ func TestQuotaOfExecs(t *testing.T) {
 			ended <- err
 		}()
 	}
-	eventually(t, "three run", func() bool { return r.execs.of(sandboxer.DefaultTenant) == 3 })
+	eventually(t, "three run", func() bool { return r.Execs.Of(sandboxer.DefaultTenant) == 3 })
 	r.used(sandboxer.Amounts{sandboxer.QuotaExecs: 3})
 	_, err := r.Exec(acme, a.ID, sandboxer.Cmd{Args: []string{"true"}})
 	over(t, err, "execs is used: 3 of 3")
@@ -366,8 +370,8 @@ func TestQuotaOfRequests(t *testing.T) {
 			t.Errorf("none at all: %v", err)
 		}
 		r.SetQuotas(sandboxer.Quotas{})
-		if err := ask(acme); err != nil || len(r.requests.full) != 0 {
-			t.Errorf("unbounded: %v, %v", err, r.requests.full)
+		if err := ask(acme); err != nil || r.Bounds.Metered() != 0 {
+			t.Errorf("unbounded: %v, %v", err, r.Bounds.Metered())
 		}
 	})
 }
@@ -380,22 +384,22 @@ func TestQuotasAreShown(t *testing.T) {
 	}
 	r.SetQuotas(sandboxer.Quotas{Default: sandboxer.Quota{sandboxer.QuotaDisk: 5}, Tenants: map[string]sandboxer.Quota{
 		sandboxer.DefaultTenant: {sandboxer.QuotaSandboxes: 7}, "none": {}, "zoo": {}}})
-	_, _, err := r.Quotas(rival, QuotaQuery{Tenant: sandboxer.DefaultTenant})
-	wantErr(t, err, sandboxer.Denied, "not yours to see")
-	_, _, err = r.Quotas(rival, QuotaQuery{All: true})
-	wantErr(t, err, sandboxer.Denied, "not yours to see")
-	_, _, err = r.Quotas(context.Background(), QuotaQuery{})
+	_, _, err := r.Quotas(rival, access.QuotaQuery{Tenant: sandboxer.DefaultTenant})
+	wantErr(t, err, sandboxer.Denied, "you cannot see")
+	_, _, err = r.Quotas(rival, access.QuotaQuery{All: true})
+	wantErr(t, err, sandboxer.Denied, "you cannot see")
+	_, _, err = r.Quotas(context.Background(), access.QuotaQuery{})
 	wantErr(t, err, sandboxer.Unauthenticated, "")
-	_, _, err = r.Quotas(admin, QuotaQuery{All: true, Tenant: sandboxer.DefaultTenant})
+	_, _, err = r.Quotas(admin, access.QuotaQuery{All: true, Tenant: sandboxer.DefaultTenant})
 	wantErr(t, err, sandboxer.Invalid, "")
-	_, _, err = r.Quotas(admin, QuotaQuery{Limit: 1001})
+	_, _, err = r.Quotas(admin, access.QuotaQuery{Limit: 1001})
 	wantErr(t, err, sandboxer.Invalid, "")
-	if items, _, err := r.Quotas(rival, QuotaQuery{}); err != nil || len(items) != 1 || items[0].Tenant != "rival" ||
+	if items, _, err := r.Quotas(rival, access.QuotaQuery{}); err != nil || len(items) != 1 || items[0].Tenant != "rival" ||
 		!maps.Equal(items[0].Quota, sandboxer.Quota{sandboxer.QuotaDisk: 5}) || items[0].Used[sandboxer.QuotaSandboxes] != 1 {
 		t.Errorf("the rival sees %+v, %v", items, err)
 	}
 	var seen []string
-	for q := (QuotaQuery{All: true, Limit: 1}); ; {
+	for q := (access.QuotaQuery{All: true, Limit: 1}); ; {
 		items, next, err := r.Quotas(admin, q)
 		if err != nil {
 			t.Fatal(err)

@@ -2,7 +2,6 @@ package manager
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -13,45 +12,46 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
-	"unicode"
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/backend"
+	"github.com/sand-boxer/sandboxer/internal/capture"
+	"github.com/sand-boxer/sandboxer/internal/events"
+	"github.com/sand-boxer/sandboxer/internal/lifecycle"
 )
 
 const (
-	// readyStep is how long it is waited before a sandbox is asked again, the first time; each
-	// time it is twice as long, up to maxReadyStep.
+	// readyStep is the first pause before a sandbox is asked again. Each pause is a quarter longer, up to
+	// maxReadyStep: so a sandbox that starts fast is late by no more than a quarter of its start time.
 	readyStep    = 5 * time.Millisecond
 	maxReadyStep = 100 * time.Millisecond
-	// maxReadyAnswer bounds what is read of one answer, of which only the status counts, and
-	// maxReadySaid what is told of a command's.
+	// maxReadyAnswer bounds the part of an answer that is read (only its status counts), and
+	// maxReadySaid the part of a command's output that is shown.
 	maxReadyAnswer = 64 << 10
 	maxReadySaid   = 200
 )
 
-// An asker asks a sandbox once whether it is ready. answer is what came of it, for people. An
-// error ends the asking: nothing else will come of it however often it is repeated.
+// An asker asks a sandbox once whether it is ready. answer is the result, for people. An
+// error ends the asking: to repeat it would not help.
 type asker func(ctx context.Context) (ready bool, answer string, err error)
 
-// wantsAnswer reports whether the ready check of sb is to be asked: whenever its processes
-// were started, and not when they go on where they were.
+// wantsAnswer reports whether the ready check of sb is to run: whenever its processes
+// were started, and not when frozen ones go on.
 func wantsAnswer(sb *sandboxer.Sandbox) bool {
-	started := !isPaused(sb) || sb.Pause.Depth == sandboxer.PauseFiles && !sb.Pause.Undo
-	return sb.Spec.Profile.Ready.Asks() && started && !isPooled(sb)
+	started := !lifecycle.IsPaused(sb) || sb.Pause.Depth == sandboxer.PauseFiles && !sb.Pause.Undo
+	return sb.Spec.Profile.Ready.Asks() && started && !lifecycle.IsPooled(sb)
 }
 
 // awaitAnswer returns when sb, which its extension calls ready, answers as its profile wants, and
-// notes the answer in j. One that is resumed runs without it, with a warning: what is in it must
-// not be out of reach for good.
-func (m *Manager) awaitAnswer(ctx context.Context, b *backend.Backend, j *job, sb *sandboxer.Sandbox, reach sandboxer.Reachability) error {
-	check := sb.Spec.Profile.Ready.WithDefaults()
-	ask, what, err := askerFor(b, sb.Handle, check, reach)
+// notes the answer in j. A resumed sandbox runs without it, with a warning: its content must
+// not become unreachable for good.
+func (wk backed) awaitAnswer(ctx context.Context, reach sandboxer.Reachability) error {
+	check := wk.sb.Spec.Profile.Ready.WithDefaults()
+	ask, what, err := askerFor(wk.b, wk.sb.Handle, check, reach)
 	var answer string
 	if err == nil {
-		report, done := m.notifier.trackProgress(event(ctx, sb, sandboxer.EventProgress, ""))
+		report, done := wk.m.events.TrackProgress(events.Of(ctx, wk.sb, sandboxer.EventProgress, ""))
 		defer done()
 		answer, err = askUntil(ctx, ask, check.Timeout, func(answer string) {
 			report(sandboxer.Progress{Step: "waiting for " + what + "; so far it " + answer})
@@ -59,17 +59,17 @@ func (m *Manager) awaitAnswer(ctx context.Context, b *backend.Backend, j *job, s
 	}
 	switch {
 	case err == nil:
-		j.told = append(j.told, event(ctx, sb, sandboxer.EventStep, fmt.Sprintf("ready: %s %s", what, answer)))
+		wk.j.told = append(wk.j.told, events.Of(ctx, wk.sb, sandboxer.EventStep, fmt.Sprintf("ready: %s %s", what, answer)))
 		return nil
 	case ctx.Err() != nil:
 		return err
 	}
 	if err == errNotReady {
 		err = sandboxer.E(sandboxer.Failed, nil, "it was not ready within %s: %s %s", sandboxer.FormatDuration(check.Timeout), what, answer).
-			WithHint("see to what it starts with, or change what %s waits for (ready)", sb.Profile)
+			WithHint("check the command that it starts with, or change the readiness check of %s (ready)", wk.sb.Profile)
 	}
-	if isPaused(sb) && !isKind(err, sandboxer.NotFound) {
-		j.told = append(j.told, event(ctx, sb, sandboxer.EventWarning, "it runs, and is not known to be ready: "+sandboxer.Message(err)))
+	if lifecycle.IsPaused(wk.sb) && !isKind(err, sandboxer.NotFound) {
+		wk.j.told = append(wk.j.told, events.Of(ctx, wk.sb, sandboxer.EventWarning, "it runs, but may not be ready: "+sandboxer.Message(err)))
 		return nil
 	}
 	return err
@@ -78,13 +78,13 @@ func (m *Manager) awaitAnswer(ctx context.Context, b *backend.Backend, j *job, s
 // errNotReady says that the time to get ready is over.
 var errNotReady = errors.New("not ready in time")
 
-// askUntil asks until the answer is the wished one, or the time is over. It returns the last
+// askUntil asks until the answer is the wanted one, or the time has run out. It returns the last
 // answer.
 func askUntil(ctx context.Context, ask asker, limit time.Duration, waiting func(answer string)) (string, error) {
 	asking, cancel := context.WithTimeoutCause(ctx, limit, errNotReady)
 	defer cancel()
 	answer := "was not asked"
-	for step := readyStep; ; step = min(2*step, maxReadyStep) {
+	for step := readyStep; ; step = min(step+step/4, maxReadyStep) {
 		ready, said, err := ask(asking)
 		switch {
 		case err != nil:
@@ -92,7 +92,7 @@ func askUntil(ctx context.Context, ask asker, limit time.Duration, waiting func(
 		case ready:
 			return said, nil
 		case !isOver(asking) || answer == "was not asked":
-			answer = said // an answer tells more than that there was no time for one
+			answer = said // an answer says more than that there was no time for one
 		}
 		waiting(answer)
 		select {
@@ -103,7 +103,7 @@ func askUntil(ctx context.Context, ask asker, limit time.Duration, waiting func(
 	}
 }
 
-// isOver reports whether the time of ctx is over. A connection has its deadline of ctx, and ends a moment before
+// isOver reports whether the time of ctx is over. A connection takes its deadline from ctx, and ends a moment before
 // ctx does.
 func isOver(ctx context.Context) bool {
 	deadline, ok := ctx.Deadline()
@@ -118,7 +118,7 @@ func askerFor(b *backend.Backend, h sandboxer.Handle, check sandboxer.ReadyCheck
 	var at endpoint
 	if check.HTTP.Port == 0 {
 		if reach.URL == "" {
-			return nil, "", sandboxer.E(sandboxer.Unsupported, nil, "the sandboxes of %s have no URL that could be asked whether they are ready", b.ID()).
+			return nil, "", sandboxer.E(sandboxer.Unsupported, nil, "the sandboxes of %s have no URL for a readiness check", b.ID()).
 				WithHint("name a port in the profile: ready.http.port")
 		}
 		at = endpoint{base: reach.URL, dial: (&net.Dialer{}).DialContext}
@@ -151,7 +151,7 @@ func askerFor(b *backend.Backend, h sandboxer.Handle, check sandboxer.ReadyCheck
 				return true, fmt.Sprintf("answered %d", status), nil
 			}
 			if err == nil {
-				return false, fmt.Sprintf("answered %d, and is to answer %d", status, check.HTTP.Status), nil
+				return false, fmt.Sprintf("answered %d instead of %d", status, check.HTTP.Status), nil
 			}
 		}
 		return false, whyNoAnswer(ctx, err), hopeless(err)
@@ -168,19 +168,19 @@ func hopeless(err error) error {
 	return nil
 }
 
-// whyNoAnswer says of a request why there was no answer to it, in words of ours: what came instead
+// whyNoAnswer says why a request got no answer, in our own words: what came instead
 // is the guest's.
 func whyNoAnswer(ctx context.Context, err error) string {
 	var known *sandboxer.Error
 	switch {
 	case isOver(ctx):
-		return "did not answer in what was left of the time"
+		return "did not answer in the remaining time"
 	case errors.As(err, &known):
-		return "was not answered: " + sandboxer.Message(err)
+		return "did not answer: " + sandboxer.Message(err)
 	case errors.Is(err, errNoHTTP):
-		return "was answered with something that is not HTTP, or too long"
+		return "gave an answer that is not HTTP, or too long"
 	}
-	return "was not answered: the connection could not be made, or was closed"
+	return "did not answer: the connection failed, or was closed"
 }
 
 // An endpoint is where HTTP requests of one sandbox go.
@@ -191,11 +191,11 @@ type endpoint struct {
 	secure bool // dial does TLS where base is of https
 }
 
-// errNoHTTP says that what was answered is no HTTP.
+// errNoHTTP says that the answer was not HTTP.
 var errNoHTTP = errors.New("no HTTP")
 
 // get sends one GET request on a connection of its own and returns the status of the answer. It
-// follows nothing and takes no more than maxReadyAnswer: the sandbox may answer what it likes.
+// follows no redirect and takes no more than maxReadyAnswer: the sandbox may answer anything.
 func (e endpoint) get(ctx context.Context, path string) (status int, err error) {
 	u, err := url.Parse(strings.TrimSuffix(e.base, "/") + path)
 	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
@@ -203,7 +203,7 @@ func (e endpoint) get(ctx context.Context, path string) (status int, err error) 
 	}
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
 	if err != nil {
-		return 0, sandboxer.E(sandboxer.Invalid, nil, "the sandbox's URL cannot be asked")
+		return 0, sandboxer.E(sandboxer.Invalid, nil, "the sandbox's URL cannot be requested")
 	}
 	req.Close = true
 	req.Header.Set("User-Agent", "sandboxer")
@@ -257,54 +257,33 @@ func cause(c net.Conn, err error) error {
 	return err
 }
 
-// commandAsker asks by a command: 0 is ready.
+// commandAsker asks by running a command: exit code 0 is ready.
 func commandAsker(b *backend.Backend, h sandboxer.Handle, args []string) asker {
 	return func(ctx context.Context) (bool, string, error) {
-		var said lastBytes
-		x, err := b.Exec(ctx, h, sandboxer.Cmd{Args: args, Stderr: &said})
+		said := &capture.Last{Max: maxReadySaid}
+		x, err := b.Exec(ctx, h, sandboxer.Cmd{Args: args, Stderr: said})
 		switch {
 		case isOver(ctx):
-			return false, "did not end in what was left of the time", nil
+			return false, "did not end in the remaining time", nil
 		case err != nil:
 			return false, "could not be run: " + sandboxer.Message(err), hopeless(err)
 		}
 		answer := fmt.Sprintf("ended with %d", x.Code)
-		if line := said.line(); line != "" && x.Code != 0 {
+		if line := lastLine(said.String()); line != "" && x.Code != 0 {
 			answer += ": " + line
 		}
 		return x.Code == 0, answer, nil
 	}
 }
 
-// lastBytes keeps the end of what is written to it.
-type lastBytes struct {
-	mu  sync.Mutex
-	buf []byte
+// lastLine is the last line of said that is not blank, fit to be shown.
+func lastLine(said string) string {
+	said = strings.TrimSpace(said)
+	said = said[strings.LastIndexByte(said, '\n')+1:]
+	return capture.Text(said, maxReadySaid)
 }
 
-func (l *lastBytes) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.buf = append(l.buf, p[max(0, len(p)-maxReadySaid):]...)
-	l.buf = l.buf[max(0, len(l.buf)-maxReadySaid):]
-	return len(p), nil
-}
-
-// line is the last line of it that has something in it, fit to be shown.
-func (l *lastBytes) line() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	said := bytes.TrimSpace(l.buf)
-	said = said[bytes.LastIndexByte(said, '\n')+1:]
-	return strings.Map(func(r rune) rune {
-		if unicode.IsPrint(r) {
-			return r
-		}
-		return unicode.ReplacementChar
-	}, strings.ToValidUTF8(string(said), string(unicode.ReplacementChar)))
-}
-
-// execRelay connects its input and output to a port, with what there is inside.
+// execRelay connects its input and output to a port, with a program that is inside.
 const execRelay = `port=$1
 if command -v bash >/dev/null 2>&1; then
 	exec bash -c 'exec 3<>"/dev/tcp/127.0.0.1/$1" 4<&0 || exit; cat <&4 >&3 & cat <&3; kill $!' bash "$port"
@@ -322,7 +301,7 @@ while b := s.recv(65536):
 fi
 exit 96`
 
-// noRelay is the exit code of execRelay where there is nothing to do it with.
+// noRelay is the exit code of execRelay where the sandbox has no program for it.
 const noRelay = 96
 
 // An execConn is a connection to a port inside that a command carries. Closing it ends the
@@ -340,7 +319,7 @@ func dialByExec(ctx context.Context, b *backend.Backend, h sandboxer.Handle, por
 	near, far := net.Pipe()
 	c := &execConn{Conn: near, cancel: cancel, done: make(chan struct{})}
 	go func() {
-		defer far.Close() // after that: whoever sees the end may ask why
+		defer far.Close() // after that: a caller that sees the end may ask why
 		defer close(c.done)
 		x, err := b.Exec(ctx, h, sandboxer.Cmd{Args: []string{"sh", "-c", execRelay, "sh", strconv.Itoa(port)}, Stdin: far, Stdout: far})
 		switch {
@@ -348,7 +327,7 @@ func dialByExec(ctx context.Context, b *backend.Backend, h sandboxer.Handle, por
 			c.err = err
 		case x.Code == noRelay || x.Code == 127:
 			c.err = sandboxer.E(sandboxer.Unsupported, nil, "nothing in the sandbox can connect to a port: it has no shell with bash, nc or python3").
-				WithHint("use an image that has one of them, or ask by a command (ready.command)")
+				WithHint("use an image that has one of them, or check readiness by a command (ready.command)")
 		case x.Code != 0:
 			c.err = sandboxer.E(sandboxer.Unavailable, nil, "nothing listens on port %d", port)
 		}

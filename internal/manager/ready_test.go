@@ -14,6 +14,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
@@ -199,17 +200,17 @@ func TestNotReady(t *testing.T) {
 		check sandboxer.ReadyCheck
 		last  string
 	}{
-		"another status": {web(status(500), status(503)), "answered 503, and is to answer 200"},
-		"hangs":          {web(hangs), "did not answer in what was left"},
-		"hangs later":    {web(status(418), hangs), "answered 418, and is to answer 200"},
-		"nobody":         {at(nobody), "was not answered: "},
-		"no HTTP":        {at(speaks("\x1b[31mHTTP? \n")), "something that is not HTTP"},
+		"another status": {web(status(500), status(503)), "answered 503 instead of 200"},
+		"hangs":          {web(hangs), "did not answer in the remaining time"},
+		"hangs later":    {web(status(418), hangs), "answered 418 instead of 200"},
+		"nobody":         {at(nobody), "did not answer: "},
+		"no HTTP":        {at(speaks("\x1b[31mHTTP? \n")), "an answer that is not HTTP"},
 		"endless header": {at(speaks("HTTP/1.1 200 OK\r\nX: " + strings.Repeat("x", 1<<10))), "not HTTP, or too long"},
 		"endless 1xx":    {at(speaks("HTTP/1.1 103 Early\r\n\r\n")), "not HTTP, or too long"},
-		"another HTTP":   {at(speaks("HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\n\r\n")), "answered 101, and is to answer 200"},
+		"another HTTP":   {at(speaks("HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\n\r\n")), "answered 101 instead of 200"},
 		"command":        {sandboxer.ReadyCheck{Command: []string{"sh", "-c", "head -c 100000 /dev/zero >&2; printf 'not \\033[31myet' >&2; exit 3"}}, "ended with 3: "},
 		"no command":     {sandboxer.ReadyCheck{Command: []string{"/no/such/command"}}, "ended with 127: "},
-		"command hangs":  {sandboxer.ReadyCheck{Command: []string{"sleep", "1000"}}, "did not end in what was left"},
+		"command hangs":  {sandboxer.ReadyCheck{Command: []string{"sleep", "1000"}}, "did not end in the remaining time"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -290,7 +291,7 @@ func TestReadyURL(t *testing.T) {
 	}
 }
 
-// TestReadyRefused: a profile is refused that nobody could ask for, and one whose check makes no
+// TestReadyRefused: a profile is refused whose sandboxes could not be requested, and one whose check makes no
 // sense.
 func TestReadyRefused(t *testing.T) {
 	web, command := sandboxer.ReadyCheck{HTTP: sandboxer.ReadyHTTP{Port: 80}}, sandboxer.ReadyCheck{Command: []string{"true"}}
@@ -337,8 +338,8 @@ func TestReadyPooled(t *testing.T) {
 	}
 }
 
-// TestReadyResumed: what goes on where it was is not asked; what starts anew is, and runs in any
-// case, because nobody could get at its files otherwise.
+// TestReadyResumed: a thawed sandbox is not asked; one that is started again is, and runs in any
+// case, because its files could not be reached otherwise.
 func TestReadyResumed(t *testing.T) {
 	gate := filepath.Join(t.TempDir(), "count")
 	count := "echo x >>" + gate + "; test $(wc -l <" + gate + ") -eq 1" // only the first time
@@ -351,7 +352,7 @@ func TestReadyResumed(t *testing.T) {
 		if got, err := r.Resume(acme, sb.ID, ResumeRequest{}); err != nil || got.State != sandboxer.Running {
 			t.Fatalf("resume from %s: %v, %v", depth, got, err)
 		}
-		warned := strings.Contains(toldOf(t, r, sb.ID), "warning  it runs, and is not known to be ready: it was not ready within 5s")
+		warned := strings.Contains(toldOf(t, r, sb.ID), "warning  it runs, but may not be ready: it was not ready within 5s")
 		if warned != (depth == sandboxer.PauseFiles) {
 			t.Errorf("after %s:\n%s", depth, toldOf(t, r, sb.ID))
 		}
@@ -391,17 +392,24 @@ func TestReadyByDialURL(t *testing.T) {
 
 // TestReadySteps: it is asked at once, and then after steps that grow to their bound.
 func TestReadySteps(t *testing.T) {
-	var at []time.Time
-	ask := func(context.Context) (bool, string, error) {
-		at = append(at, time.Now())
-		return len(at) == 9, "x", nil
-	}
-	if _, err := askUntil(t.Context(), ask, time.Minute, func(string) {}); err != nil {
-		t.Fatal(err)
-	}
-	for i, least := range []time.Duration{5, 10, 20, 40, 80, 100, 100, 100} {
-		if got := at[i+1].Sub(at[i]); got < least*time.Millisecond {
-			t.Errorf("step %d is %s, want %s or more", i, got, least*time.Millisecond)
+	synctest.Test(t, func(t *testing.T) {
+		began := time.Now()
+		var at []time.Duration
+		ask := func(context.Context) (bool, string, error) {
+			at = append(at, time.Since(began))
+			return len(at) == 40, "x", nil
 		}
-	}
+		if _, err := askUntil(t.Context(), ask, time.Minute, func(string) {}); err != nil {
+			t.Fatal(err)
+		}
+		for i := range at[1:] {
+			pause := at[i+1] - at[i]
+			if pause < readyStep || pause > maxReadyStep || pause > readyStep+at[i]/4+time.Microsecond {
+				t.Errorf("after %s the pause is %s", at[i], pause)
+			}
+		}
+		if last := at[39] - at[38]; last != maxReadyStep {
+			t.Errorf("the last pause is %s, want %s", last, maxReadyStep)
+		}
+	})
 }

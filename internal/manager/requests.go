@@ -4,15 +4,13 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// The requests; what they mean is said in package sandboxer.
+// The requests; package sandboxer documents them.
 type (
-	RestoreRequest   = sandboxer.RestoreRequest
-	ForkRequest      = sandboxer.ForkRequest
-	SnapshotRequest  = sandboxer.SnapshotRequest
-	SnapshotAdoption = sandboxer.AdoptSnapshotRequest
-	Extend           = sandboxer.ExtendRequest
-	PauseRequest     = sandboxer.PauseRequest
-	ResumeRequest    = sandboxer.ResumeRequest
-	Adoption         = sandboxer.AdoptRequest
-	NewKey           = sandboxer.KeyRequest
+	RestoreRequest  = sandboxer.RestoreRequest
+	ForkRequest     = sandboxer.ForkRequest
+	SnapshotRequest = sandboxer.SnapshotRequest
+	Extend          = sandboxer.ExtendRequest
+	PauseRequest    = sandboxer.PauseRequest
+	ResumeRequest   = sandboxer.ResumeRequest
+	NewKey          = sandboxer.KeyRequest
 )

@@ -113,7 +113,9 @@ func (r *rig) open() {
 	if r.setup.database != nil {
 		db = r.setup.database(store)
 	}
-	m, err := New(db, r.setup.profiles, exts, r.setup.opts)
+	mopts := r.setup.opts
+	mopts.WentBack = store.WentBack()
+	m, err := New(db, r.setup.profiles, exts, mopts)
 	if err != nil {
 		r.t.Fatal(err)
 	}

@@ -9,19 +9,21 @@ import (
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/events"
+	"github.com/sand-boxer/sandboxer/internal/lifecycle"
 )
 
 const (
-	// maxWaiting and maxWaitingOfTenant bound those who wait for room on one extension.
+	// maxWaiting and maxWaitingOfTenant bound the requests that wait for room on one extension.
 	maxWaiting         = 1000
 	maxWaitingOfTenant = 100
-	// makeWayFor is how long somebody waits, whatever his profile says, for a sandbox of a pool
-	// to make way for him.
+	// makeWayFor is how long a request waits, whatever its profile says, for a sandbox of a pool
+	// to make way for it.
 	makeWayFor = time.Minute
 )
 
-// rooms are those who wait for room, in one line for each extension. How much there is, the
-// database knows; the line says only who tries next.
+// rooms are the requests that wait for room, in one line for each extension. The database knows
+// how much room there is; the line only says which request tries next.
 //
 // mu guards the lines and the waiters in them. The store is never called under it.
 type rooms struct {
@@ -29,8 +31,8 @@ type rooms struct {
 	lines map[string]*line // by extension; none that is empty
 }
 
-// A line is served by one goroutine at a time. Tenants take turns; of one tenant, who came first
-// is first.
+// A line is served by one goroutine at a time. Tenants take turns; a tenant's requests are in the
+// order in which they came.
 type line struct {
 	extension string
 	tenants   []*waitingTenant // next is first
@@ -50,16 +52,16 @@ type waiter struct {
 	patience        time.Duration // what the profile says
 	until           time.Time     // and when that is over
 
-	trying bool            // commit is being called: whoever leaves waits for that
-	left   error           // why he left meanwhile
-	giving <-chan struct{} // not nil: one of a pool makes way for him, until it is closed
+	trying bool            // commit is being called: a caller that leaves waits for that
+	left   error           // why the caller left meanwhile
+	giving <-chan struct{} // not nil: a sandbox of a pool makes way for it, until it is closed
 	given  time.Time       // since when
 
 	done chan struct{} // closed when err is set
 	err  error
 }
 
-// isOver reports whether w has waited for as long as he may.
+// isOver reports whether w has waited for as long as it may.
 func (w *waiter) isOver(at time.Time) bool {
 	if at.Before(w.until) {
 		return false
@@ -75,10 +77,10 @@ func (w *waiter) isOver(at time.Time) bool {
 // A roomRequest says who wants room.
 type roomRequest struct {
 	extension, profile, tenant string
-	leaving                    <-chan struct{} // closed when he does not want it any more; may be nil
+	leaving                    <-chan struct{} // closed when the caller no longer wants it; may be nil
 }
 
-// roomFor is what the store holds a change to after which a sandbox of the profile takes room on
+// roomFor is the bound that the store checks for a change after which a sandbox of the profile takes room on
 // the extension; nil where nothing bounds it. The profile may be empty.
 func (m *Manager) roomFor(extension, profile string) *sandboxer.Room {
 	r := sandboxer.Room{Extension: extension, Profile: profile}
@@ -97,32 +99,32 @@ func (m *Manager) roomFor(extension, profile string) *sandboxer.Room {
 // isFull reports whether err says that there is no room.
 func isFull(err error) bool { return errors.As(err, new(*sandboxer.FullError)) }
 
-// errAbandoned says that the last one left who waited for a sandbox that waited for room.
-var errAbandoned = sandboxer.E(sandboxer.Canceled, nil, "nobody waited for the sandbox any more, and it had found no room")
+// errAbandoned says that the last caller left that waited for a sandbox that waited for room.
+var errAbandoned = sandboxer.E(sandboxer.Canceled, nil, "the client stopped waiting for the sandbox, and there was still no room for it")
 
-// withRoom calls commit, which writes that a sandbox takes room, within the bounds that it is given. If
+// withRoom calls commit, which writes that a sandbox takes room, within the bounds that it gets. If
 // there is no room it waits for it, as long as the profile says, and calls commit again; then also from
-// another goroutine, but never twice at a time. It returns what commit did the last time. Exhausted: there
-// is no room; Canceled: those who wait for j have left.
-func (m *Manager) withRoom(ctx context.Context, j *job, r roomRequest, commit func(*sandboxer.Room) error) error {
-	room := m.roomFor(r.extension, r.profile)
+// another goroutine, but never twice at a time. It returns the result of the last commit. Exhausted: there
+// is no room; Canceled: all callers that wait for j have left.
+func (j *job) withRoom(ctx context.Context, r roomRequest, commit func(*sandboxer.Room) error) error {
+	room := j.m.roomFor(r.extension, r.profile)
 	if room == nil {
 		return commit(nil)
 	}
-	if !m.rooms.anybody(r.extension, "") { // nobody is overtaken
+	if !j.m.rooms.anybody(r.extension, "") { // it overtakes no other request
 		if err := commit(room); !isFull(err) {
 			return err
 		}
 	}
 	w := &waiter{tenant: r.tenant, profile: r.profile, commit: commit, done: make(chan struct{})}
-	if prof, err := m.profile(r.profile); err == nil {
+	if prof, err := j.m.profile(r.profile); err == nil {
 		w.patience = prof.Wait
 	}
 	w.until = time.Now().Add(w.patience)
-	if err := m.rooms.join(r.extension, w); err != nil {
+	if err := j.m.rooms.join(r.extension, w); err != nil {
 		return err
 	}
-	m.serve(r.extension) // there may be room since
+	j.m.serve(r.extension) // there may be room since
 	over := time.NewTimer(w.patience)
 	defer over.Stop()
 	for {
@@ -131,7 +133,7 @@ func (m *Manager) withRoom(ctx context.Context, j *job, r roomRequest, commit fu
 		case <-w.done:
 			return w.err
 		case <-over.C:
-			m.serve(r.extension) // which refuses whoever waited long enough
+			j.m.serve(r.extension) // which refuses those that waited long enough
 			over.Reset(makeWayFor)
 			continue
 		case <-ctx.Done():
@@ -141,19 +143,19 @@ func (m *Manager) withRoom(ctx context.Context, j *job, r roomRequest, commit fu
 		case <-r.leaving:
 			why = errAbandoned
 		}
-		m.rooms.leave(r.extension, w, why)
+		j.m.rooms.leave(r.extension, w, why)
 		<-w.done
 		return w.err
 	}
 }
 
-// serve has the line of the extension served: there may be room, or somebody's time is over.
+// serve has the line of the extension served: there may be room, or the time of a waiter ran out.
 func (m *Manager) serve(extension string) {
 	l := m.rooms.begin(extension)
 	if l == nil {
 		return
 	}
-	m.async(newTracker(), func() {
+	m.newPass().async(func() {
 		for {
 			m.serveOnce(l)
 			if !m.rooms.end(l) {
@@ -163,7 +165,7 @@ func (m *Manager) serve(extension string) {
 	})
 }
 
-// roomMade is called when a sandbox of the extension takes no room any more: requests that wait for that
+// roomMade is called when a sandbox of the extension takes no room any more: requests that wait for room
 // go first, and then pools that found none.
 func (m *Manager) roomMade(extension string) {
 	m.serve(extension)
@@ -180,15 +182,15 @@ func (m *Manager) roomMade(extension string) {
 	}
 }
 
-// serveAll does that for all lines.
+// serveAll serves all lines.
 func (m *Manager) serveAll() {
 	for _, id := range m.extensionIDs() {
 		m.serve(id)
 	}
 }
 
-// serveOnce lets everybody in the line try who may find room, in turn, and refuses those whose time is
-// over.
+// serveOnce lets every waiter in the line that may find room try, in turn, and refuses those whose time
+// is over.
 func (m *Manager) serveOnce(l *line) {
 	full := map[string]error{} // by profile: why it has no room
 	var why error              // why the extension has none
@@ -214,8 +216,8 @@ func (m *Manager) serveOnce(l *line) {
 	m.rooms.refuse(l, full, why)
 }
 
-// makeWay ends sandboxes that wait in pools of the extension, one for each who waits for room on it and has
-// none yet that makes way for him.
+// makeWay ends sandboxes that wait in pools of the extension: one for each waiter for room on it for
+// which no pooled sandbox is being ended yet.
 func (m *Manager) makeWay(l *line, full map[string]error) {
 	hopeful := m.rooms.hopeful(l, full)
 	if len(hopeful) == 0 {
@@ -224,7 +226,7 @@ func (m *Manager) makeWay(l *line, full map[string]error) {
 	ctx := sandboxer.WithPrincipal(m.ctx, sandboxer.Principal{Actor: poolActor})
 	var pooled []*sandboxer.Sandbox
 	err := m.records(ctx, sandboxer.Query{Extension: l.extension, States: []sandboxer.State{sandboxer.Warm, sandboxer.Creating}}, func(sb *sandboxer.Sandbox) {
-		if sb.Damaged == "" && sb.Unconfirmed == "" && isPooled(sb) {
+		if sb.Damaged == "" && !lifecycle.MayBeClaimed(sb) && lifecycle.IsPooled(sb) {
 			pooled = append(pooled, sb)
 		}
 	})
@@ -238,14 +240,14 @@ func (m *Manager) makeWay(l *line, full map[string]error) {
 		for len(pooled) > 0 {
 			sb := pooled[0]
 			pooled = pooled[1:]
-			t := newTracker()
-			if !m.discardPooled(ctx, t, sb, "a request needs its room") {
+			t := m.newPass()
+			if !t.discardPooled(ctx, sb, "a request needs its room") {
 				continue
 			}
 			over := t.done()
 			m.rooms.giveWay(w, over)
-			m.async(newTracker(), func() {
-				if wait(m.ctx, over) == nil {
+			m.newPass().async(func() {
+				if events.Wait(m.ctx, over) == nil {
 					m.serve(l.extension)
 				}
 			})
@@ -254,7 +256,7 @@ func (m *Manager) makeWay(l *line, full map[string]error) {
 	}
 }
 
-// anybody reports whether somebody waits for room on the extension; with a profile, for one of that.
+// anybody reports whether a request waits for room on the extension; with a profile, for one of that.
 func (r *rooms) anybody(extension, profile string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -309,8 +311,8 @@ func (l *line) of(tenant string) *waitingTenant {
 	return l.tenants[i]
 }
 
-// begin makes the caller the one who serves the line, until end; nil if somebody does, who does it once
-// more then, or nobody waits.
+// begin makes the caller the one that serves the line, until end. It returns nil if no request waits, or
+// another goroutine serves the line, which then does so once more.
 func (r *rooms) begin(extension string) *line {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -335,8 +337,8 @@ func (r *rooms) end(l *line) (again bool) {
 	return again
 }
 
-// next returns who may try now: the first of the tenant whose turn it is, but for those of profiles
-// that are full.
+// next returns the waiter that may try now: the first of the tenant whose turn it is, except those of
+// profiles that are full.
 func (r *rooms) next(l *line, full map[string]error) *waiter {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -351,7 +353,7 @@ func (r *rooms) next(l *line, full map[string]error) *waiter {
 	return nil
 }
 
-// finish ends the wait of w with err. If he got room, it is the others' turn.
+// finish ends the wait of w with err. If w got room, the turn goes to the next tenant.
 func (r *rooms) finish(l *line, w *waiter, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -361,7 +363,7 @@ func (r *rooms) finish(l *line, w *waiter, err error) {
 	}
 }
 
-// remove takes w out of the line and ends his wait. Call it with mu.
+// remove takes w out of the line and ends its wait. Call it with mu held.
 func (l *line) remove(r *rooms, w *waiter, err error) {
 	t := l.of(w.tenant)
 	t.waiters = slices.DeleteFunc(t.waiters, func(o *waiter) bool { return o == w })
@@ -385,7 +387,7 @@ func (r *rooms) putBack(l *line, w *waiter) {
 	}
 }
 
-// leave takes w out of the line, or does so once he is done trying, if that finds no room.
+// leave takes w out of the line, or does so after its present try, if that finds no room.
 func (r *rooms) leave(extension string, w *waiter, why error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -401,8 +403,8 @@ func (r *rooms) leave(extension string, w *waiter, why error) {
 	r.lines[extension].remove(r, w, why)
 }
 
-// hopeful are those for whom room on the extension is all that is missing, and for whom nothing makes
-// way yet.
+// hopeful are the waiters that lack nothing but room on the extension, and for which no pooled sandbox is
+// being ended yet.
 func (r *rooms) hopeful(l *line, full map[string]error) (all []*waiter) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -422,15 +424,15 @@ func (r *rooms) hopeful(l *line, full map[string]error) (all []*waiter) {
 	return all
 }
 
-// giveWay notes that something makes way for w until over is closed.
+// giveWay notes that a pooled sandbox makes way for w until over is closed.
 func (r *rooms) giveWay(w *waiter, over <-chan struct{}) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	w.giving, w.given = over, time.Now()
 }
 
-// refuse ends the wait of everybody who has no room and whose time is over: full says it of profiles, and
-// why, if it is not nil, of the extension.
+// refuse ends the wait of each waiter that has no room and has waited long enough. full has the reasons by
+// profile, and why, if it is not nil, the reason of the extension.
 func (r *rooms) refuse(l *line, full map[string]error, why error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

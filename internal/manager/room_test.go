@@ -51,7 +51,7 @@ func (r *rig) waiting() int {
 	return n
 }
 
-// TestRoom: nobody gets more than there is room for; a request waits as long as its profile says.
+// TestRoom: no request gets more room than there is; a request waits as long as its profile says.
 func TestRoom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, roomy(2))
@@ -216,7 +216,7 @@ func (c *peaked) Provision(ctx context.Context, spec sandboxer.Spec) (sandboxer.
 	return h, err
 }
 
-// TestRoomProfile: a profile that is full holds up nobody but its own.
+// TestRoomProfile: a full profile holds up only its own requests.
 func TestRoomProfile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, roomy(0))
@@ -257,8 +257,8 @@ func TestRoomProfile(t *testing.T) {
 	})
 }
 
-// TestRoomCallers: who leaves does not wait any more, and nothing is made for him; others who wait for
-// the same sandbox go on. So does everything end with the manager.
+// TestRoomCallers: a caller that leaves does not wait any more, and nothing is made for it; others who wait for
+// the same sandbox go on. Everything also ends with the manager.
 func TestRoomCallers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, roomy(1))
@@ -341,8 +341,8 @@ func TestRoomPause(t *testing.T) {
 	})
 }
 
-// TestRoomPool: what waits in a pool makes way for a request, whatever its profile says of waiting, and
-// is not made anew while there is no room.
+// TestRoomPool: a pooled sandbox makes way for a request, whatever its profile says of waiting, and
+// is not replaced while there is no room.
 func TestRoomPool(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, func(s *setup) {

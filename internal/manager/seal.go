@@ -11,8 +11,8 @@ import (
 
 // sealEnv encrypts env for the store. The generation is authenticated with it, so
 // that one sandbox's environment cannot be moved to another's record.
-func (m *Manager) sealEnv(sb *sandboxer.Sandbox, env map[string]string) ([]byte, error) {
-	return m.sealAs(sealName(sb), env)
+func (bx box) sealEnv(env map[string]string) ([]byte, error) {
+	return bx.m.sealAs(sealName(bx.sb), env)
 }
 
 // sealAs encrypts env, authenticated with the name of the record it belongs to.
@@ -31,8 +31,8 @@ func (m *Manager) sealAs(name []byte, env map[string]string) ([]byte, error) {
 
 // openEnv is the reverse of sealEnv. Failed: the key of the installation is another
 // one now, or the record was tampered with.
-func (m *Manager) openEnv(sb *sandboxer.Sandbox) (map[string]string, error) {
-	return m.openAs(sealName(sb), "sandbox "+sb.ID, sb.SealedEnv)
+func (bx box) openEnv() (map[string]string, error) {
+	return bx.m.openAs(sealName(bx.sb), "sandbox "+bx.sb.ID, bx.sb.SealedEnv)
 }
 
 func (m *Manager) openAs(name []byte, whose string, sealed []byte) (map[string]string, error) {

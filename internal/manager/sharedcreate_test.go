@@ -58,7 +58,7 @@ func TestJoinedOnlyAsAsked(t *testing.T) {
 }
 
 // TestFound: a create says whether it made the sandbox, also when many ask at once and
-// when the answer was lost; and whoever finds one gets the time that was asked for.
+// when the answer was lost; and a caller that finds one gets the requested time.
 func TestFound(t *testing.T) {
 	r := newRig(t, nil)
 	ask := func(req sandboxer.CreateRequest) *sandboxer.Sandbox {
@@ -124,5 +124,5 @@ func TestFound(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err := r.Create(acme, sandboxer.CreateRequest{Profile: "test", Thread: sandboxer.Thread{ID: "t"}, TTL: 100 * time.Minute})
-	wantErr(t, err, sandboxer.Invalid, "cannot live as long as is asked")
+	wantErr(t, err, sandboxer.Invalid, "its time to live cannot be changed to the requested one")
 }

@@ -7,7 +7,7 @@ import (
 )
 
 // slot waits for one of the extension's worker slots. An extension that is not
-// configured any more has no work to bound.
+// configured any more has no limit.
 func (m *Manager) slot(ctx context.Context, extension string) (release func(), err error) {
 	e := m.extension(extension)
 	if e == nil {
@@ -16,7 +16,7 @@ func (m *Manager) slot(ctx context.Context, extension string) (release func(), e
 	return takeSlot(ctx, e.workers)
 }
 
-// saveSlot is slot for what needs snapshots, whose store may hang while teardowns go on.
+// saveSlot is slot for work that needs snapshots, whose store may hang while teardowns go on.
 func (m *Manager) saveSlot(ctx context.Context, extension string) (release func(), err error) {
 	e := m.extension(extension)
 	if e == nil {
@@ -25,8 +25,8 @@ func (m *Manager) saveSlot(ctx context.Context, extension string) (release func(
 	return takeSlot(ctx, e.saves)
 }
 
-// dropSlot waits for a slot in which rec may be dropped. What only the store of portable
-// snapshots is needed for holds up nothing of an extension.
+// dropSlot waits for a slot in which rec may be dropped. A drop that only needs the store of portable
+// snapshots takes no slot of an extension.
 func (m *Manager) dropSlot(ctx context.Context, rec *sandboxer.SnapshotRecord) (release func(), err error) {
 	if !rec.Kind.Has(sandboxer.SnapshotNative) || m.extension(rec.Extension) == nil {
 		return takeSlot(ctx, m.drops)

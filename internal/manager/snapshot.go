@@ -9,11 +9,15 @@ import (
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/access"
 	"github.com/sand-boxer/sandboxer/internal/backend"
+	"github.com/sand-boxer/sandboxer/internal/events"
+	"github.com/sand-boxer/sandboxer/internal/spec"
+	"github.com/sand-boxer/sandboxer/internal/suggest"
 )
 
 // Snapshot saves a running sandbox, which goes on running, and returns the record once
-// it is sealed: read back and verified. A caller who leaves does not stop it. Kinds:
+// it is sealed: read back and verified. If the caller leaves, the work goes on. Kinds:
 // Unsupported where the extension cannot do what is asked; Conflict when the sandbox
 // does not run, or the name is taken; Exhausted when the tenant has too many.
 func (m *Manager) Snapshot(ctx context.Context, ref string, req SnapshotRequest) (*sandboxer.SnapshotRecord, error) {
@@ -21,64 +25,64 @@ func (m *Manager) Snapshot(ctx context.Context, ref string, req SnapshotRequest)
 	if err != nil {
 		return nil, err
 	}
-	return m.takeSnapshot(ctx, sb, req, "")
+	return m.box(sb).takeSnapshot(ctx, req, "")
 }
 
-func (m *Manager) takeSnapshot(ctx context.Context, sb *sandboxer.Sandbox, req SnapshotRequest, purpose sandboxer.SnapshotPurpose) (*sandboxer.SnapshotRecord, error) {
-	if err := checkName(req.Name); err != nil {
+func (bx box) takeSnapshot(ctx context.Context, req SnapshotRequest, purpose sandboxer.SnapshotPurpose) (*sandboxer.SnapshotRecord, error) {
+	if err := spec.CheckName(req.Name); err != nil {
 		return nil, err
 	}
 	if req.TTL < 0 {
-		return nil, sandboxer.E(sandboxer.Invalid, nil, "a time to live of %s is negative", req.TTL)
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "a time to live of %s is negative", req.TTL).WithHint("give a time above zero, or leave it out")
 	}
-	b, err := m.backend(sb.Extension)
+	b, err := bx.m.backend(bx.sb.Extension)
 	if err != nil {
 		return nil, err
 	}
-	kind, err := m.kindFor(b, sb.Extension, req.Kind)
+	kind, err := bx.m.kindFor(b, bx.sb.Extension, req.Kind)
 	if err != nil {
 		return nil, err
 	}
-	if sb.State != sandboxer.Running {
-		return nil, notRunning(sb)
+	if bx.sb.State != sandboxer.Running {
+		return nil, notRunning(bx.sb)
 	}
-	if err := m.checkRoom(ctx, sb.Tenant); err != nil {
+	if err := bx.m.checkRoom(ctx, bx.sb.Tenant); err != nil {
 		return nil, err
 	}
 	for {
-		if sb.State != sandboxer.Running {
-			return nil, notRunning(sb)
+		if bx.sb.State != sandboxer.Running {
+			return nil, notRunning(bx.sb)
 		}
-		j, mine, err := m.begin(ctx, sb.ID, sb.Generation, true, nil)
+		j, mine, err := bx.m.begin(ctx, bx.sb.ID, bx.sb.Generation, true, nil)
 		if err != nil {
 			return nil, err
 		}
 		var rec *sandboxer.SnapshotRecord
 		if mine {
-			own := *sb
-			m.run(j, func(ctx context.Context) (_ *sandboxer.Sandbox, err error) {
+			own := *bx.sb
+			j.run(func(ctx context.Context) (_ *sandboxer.Sandbox, err error) {
 				rec = newSnapshot(&own, kind, purpose)
 				rec.Name = req.Name
 				if req.TTL > 0 {
 					rec.ExpiresAt = rec.CreatedAt.Add(req.TTL)
 				}
-				return nil, m.saveSnapshot(ctx, b, &own, rec)
+				return nil, bx.m.box(&own).save(b, rec).take(ctx)
 			})
 		}
-		if err := wait(ctx, j.done); err != nil {
+		if err := events.Wait(ctx, j.done); err != nil {
 			return nil, err
 		}
 		if mine {
 			return rec, j.err
 		}
-		if sb, err = m.store.SandboxGeneration(ctx, sb.ID, sb.Generation); err != nil {
+		if bx.sb, err = bx.m.store.SandboxGeneration(ctx, bx.sb.ID, bx.sb.Generation); err != nil {
 			return nil, err
 		}
 	}
 }
 
-// kindFor settles the form of a snapshot on an extension, and refuses what it or this
-// installation cannot do.
+// kindFor decides the form of a snapshot on an extension, and refuses one that the extension or this
+// installation does not support.
 func (m *Manager) kindFor(b *backend.Backend, ext string, kind sandboxer.SnapshotKind) (sandboxer.SnapshotKind, error) {
 	native, portable := b.Can(sandboxer.CanSnapshot), b.Can(sandboxer.CanArchive) && m.opts.SnapshotStore != nil
 	switch {
@@ -87,15 +91,15 @@ func (m *Manager) kindFor(b *backend.Backend, ext string, kind sandboxer.Snapsho
 	case kind == "" && portable:
 		return sandboxer.SnapshotPortable, nil
 	case kind == "":
-		return "", backend.Lacks(ext, sandboxer.CanSnapshot).WithHint("it can neither save sandboxes nor archive their files")
+		return "", backend.Lacks(ext, sandboxer.CanSnapshot).WithHint("the extension can neither save sandboxes nor archive their files")
 	case !slices.Contains(sandboxer.SnapshotKinds(), kind):
-		return "", sandboxer.E(sandboxer.Invalid, nil, "%q is not a kind of snapshot%s", kind, didYouMean(string(kind), strings.Split(join(sandboxer.SnapshotKinds()), ", "))).
-			WithHint("the kinds are: %s", join(sandboxer.SnapshotKinds()))
+		return "", sandboxer.E(sandboxer.Invalid, nil, "%q is not a kind of snapshot%s", kind, suggest.DidYouMean(string(kind), strings.Split(suggest.List(sandboxer.SnapshotKinds()), ", "))).
+			WithHint("the kinds are: %s", suggest.List(sandboxer.SnapshotKinds()))
 	case kind.Has(sandboxer.SnapshotNative) && !native:
 		return "", backend.Lacks(ext, sandboxer.CanSnapshot).
-			WithHint("it has none of its own: make a portable one (--portable), which keeps the files of the workspace")
+			WithHint("make a portable snapshot (--portable), which keeps the files of the workspace")
 	case kind.Has(sandboxer.SnapshotPortable) && m.opts.SnapshotStore == nil:
-		return "", sandboxer.E(sandboxer.Unsupported, nil, "this installation keeps no portable snapshots")
+		return "", sandboxer.E(sandboxer.Unsupported, nil, "this installation stores no portable snapshots")
 	case kind.Has(sandboxer.SnapshotPortable) && !portable:
 		return "", backend.Lacks(ext, sandboxer.CanArchive).WithHint("a portable snapshot is an archive of a sandbox's files")
 	}
@@ -110,13 +114,13 @@ func (m *Manager) checkRoom(ctx context.Context, tenant string) error {
 		Tenant: tenant, States: keptStates, Purposes: []sandboxer.SnapshotPurpose{""}, Limit: min(m.opts.Snapshots, sandboxer.MaxPage),
 	})
 	if err == nil && len(items) >= m.opts.Snapshots {
-		err = sandboxer.E(sandboxer.Exhausted, nil, "%s has %d snapshots, as many as it may keep", tenant, len(items)).
+		err = sandboxer.E(sandboxer.Exhausted, nil, "%s has %d snapshots, which is the maximum", tenant, len(items)).
 			WithHint("drop those that are not needed any more; list them: sandboxer snapshot ls")
 	}
 	if err != nil {
 		return err
 	}
-	return m.checkSnapshotBytes(ctx, tenant)
+	return m.CheckSnapshotBytes(ctx, tenant)
 }
 
 // newSnapshot is the record of a snapshot of sb that is about to be made.
@@ -129,7 +133,7 @@ func newSnapshot(sb *sandboxer.Sandbox, kind sandboxer.SnapshotKind, purpose san
 		for _, mt := range spec.Mounts {
 			targets = append(targets, mt.Target)
 		}
-		message = "it holds nothing of what is mounted at " + strings.Join(targets, ", ")
+		message = "it does not include the mounts at " + strings.Join(targets, ", ")
 	}
 	return &sandboxer.SnapshotRecord{
 		Message: message,
@@ -139,65 +143,74 @@ func newSnapshot(sb *sandboxer.Sandbox, kind sandboxer.SnapshotKind, purpose san
 	}
 }
 
-// saveSnapshot writes rec down, saves sb, and seals rec. The caller owns the job of sb.
-func (m *Manager) saveSnapshot(ctx context.Context, b *backend.Backend, sb *sandboxer.Sandbox, rec *sandboxer.SnapshotRecord) (err error) {
-	if err := m.sealFor(sb, rec); err != nil {
+// A save makes one snapshot of a sandbox; rec is the snapshot's record.
+type save struct {
+	box
+	b   *backend.Backend // of the sandbox
+	rec *sandboxer.SnapshotRecord
+}
+
+func (bx box) save(b *backend.Backend, rec *sandboxer.SnapshotRecord) save { return save{bx, b, rec} }
+
+// take writes rec, saves sb, and seals rec. The caller owns the job of sb.
+func (sv save) take(ctx context.Context) (err error) {
+	if err := sv.sealFor(sv.rec); err != nil {
 		return err
 	}
-	release, err := m.pins.claim(rec.ID)
+	release, err := sv.m.pins.claim(sv.rec.ID)
 	if err != nil {
 		return err
 	}
 	defer release()
-	if err := m.step(pSaving, func() error { return m.putSnapshot(ctx, rec, "begun", sandboxer.QuotaSnapshots) }); err != nil {
+	if err := sv.m.step(pSaving, func() error { return sv.m.putSnapshot(ctx, sv.rec, "begun", sandboxer.QuotaSnapshots) }); err != nil {
 		return err
 	}
-	err = m.saveData(ctx, b, sb, rec)
+	err = sv.data(ctx)
 	if err == nil {
-		err = m.step(pSealed, func() error {
-			rec.State, rec.SealedAt = sandboxer.SnapshotSealed, now()
-			return m.putSnapshot(ctx, rec, "sealed", sandboxer.QuotaSnapshotBytes)
+		err = sv.m.step(pSealed, func() error {
+			sv.rec.State, sv.rec.SealedAt = sandboxer.SnapshotSealed, now()
+			return sv.m.putSnapshot(ctx, sv.rec, "sealed", sandboxer.QuotaSnapshotBytes)
 		})
 	}
-	if err == nil || m.ctx.Err() != nil { // the next manager drops what this one leaves
+	if err == nil || sv.m.ctx.Err() != nil { // the next manager drops what this one leaves
 		return err
 	}
-	m.log.WarnContext(ctx, "snapshot failed", "snapshot", rec.ID, "sandbox", sb.ID, "err", err)
+	sv.m.log.WarnContext(ctx, "snapshot failed", "snapshot", sv.rec.ID, "sandbox", sv.sb.ID, "err", err)
 	late := context.WithoutCancel(ctx) // a destroy may have stopped it; what was begun is dropped all the same
-	rec.State, rec.SealedAt = sandboxer.SnapshotSaving, time.Time{}
-	if derr := m.dropClaimed(late, rec, sandboxer.Message(err)); derr != nil {
-		m.log.WarnContext(ctx, "drop after a failed snapshot", "snapshot", rec.ID, "err", derr)
+	sv.rec.State, sv.rec.SealedAt = sandboxer.SnapshotSaving, time.Time{}
+	if derr := sv.m.dropClaimed(late, sv.rec, sandboxer.Message(err)); derr != nil {
+		sv.m.log.WarnContext(ctx, "drop after a failed snapshot", "snapshot", sv.rec.ID, "err", derr)
 	}
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	return wrapError(sandboxer.KindOf(err), err, "sandbox %s could not be saved", sb.Shown())
+	return wrapError(sandboxer.KindOf(err), err, "sandbox %s could not be saved", sv.sb.Shown())
 }
 
 // sealFor gives rec the environment of sb, sealed for rec.
-func (m *Manager) sealFor(sb *sandboxer.Sandbox, rec *sandboxer.SnapshotRecord) error {
-	env, err := m.openEnv(sb)
+func (bx box) sealFor(rec *sandboxer.SnapshotRecord) error {
+	env, err := bx.openEnv()
 	if err == nil {
-		rec.SealedEnv, err = m.sealAs(snapshotSealName(rec), env)
+		rec.SealedEnv, err = bx.m.sealAs(snapshotSealName(rec), env)
 	}
 	return err
 }
 
-// saveData saves sb in the forms that rec asks for and completes rec with the receipts.
-func (m *Manager) saveData(ctx context.Context, b *backend.Backend, sb *sandboxer.Sandbox, rec *sandboxer.SnapshotRecord) error {
-	if rec.Kind.Has(sandboxer.SnapshotNative) {
-		err := m.step(pSave, func() (err error) { rec.Native, err = b.Snapshot(ctx, sb.Handle, rec.ID); return err })
+// data saves sb in the forms that rec asks for and completes rec with the receipts.
+func (sv save) data(ctx context.Context) error {
+	if sv.rec.Kind.Has(sandboxer.SnapshotNative) {
+		err := sv.m.step(pSave, func() (err error) { sv.rec.Native, err = sv.b.Snapshot(ctx, sv.sb.Handle, sv.rec.ID); return err })
 		if err != nil {
 			return err
 		}
 	}
-	if !rec.Kind.Has(sandboxer.SnapshotPortable) {
+	if !sv.rec.Kind.Has(sandboxer.SnapshotPortable) {
 		return nil
 	}
-	if m.opts.SnapshotStore == nil {
-		return sandboxer.E(sandboxer.Unsupported, nil, "this installation keeps no portable snapshots")
+	if sv.m.opts.SnapshotStore == nil {
+		return sandboxer.E(sandboxer.Unsupported, nil, "this installation stores no portable snapshots")
 	}
-	return m.step(pArchive, func() error {
+	return sv.m.step(pArchive, func() error {
 		pr, pw := io.Pipe()
 		begun, done := make(chan sandboxer.Contents, 1), make(chan error, 1)
 		begin := func(c sandboxer.Contents) io.Writer {
@@ -206,10 +219,10 @@ func (m *Manager) saveData(ctx context.Context, b *backend.Backend, sb *sandboxe
 		}
 		go func() {
 			var err error
-			if b.Can(sandboxer.CanCheckpoint) {
-				err = b.Checkpoint(ctx, sb.Handle, begin)
+			if sv.b.Can(sandboxer.CanCheckpoint) {
+				err = sv.b.Checkpoint(ctx, sv.sb.Handle, begin)
 			} else {
-				err = b.Archive(ctx, sb.Handle, sb.Spec.Workspace, begin(sandboxer.Contents{}))
+				err = sv.b.Archive(ctx, sv.sb.Handle, sv.sb.Spec.Workspace, begin(sandboxer.Contents{}))
 			}
 			pw.CloseWithError(err)
 			done <- err
@@ -219,9 +232,9 @@ func (m *Manager) saveData(ctx context.Context, b *backend.Backend, sb *sandboxe
 		if !ok {
 			return <-done
 		}
-		rec.Portable = sandboxer.PortablePayload{Volumes: c.Volumes, Quiesced: c.Quiesced}
+		sv.rec.Portable = sandboxer.PortablePayload{Volumes: c.Volumes, Quiesced: c.Quiesced}
 		var err error
-		rec.Portable, err = m.opts.SnapshotStore.Save(ctx, rec, pr)
+		sv.rec.Portable, err = sv.m.opts.SnapshotStore.Save(ctx, sv.rec, pr)
 		if err == nil {
 			_, _ = io.Copy(io.Discard, pr) // the archive ends when it says so
 		}
@@ -234,16 +247,16 @@ func (m *Manager) saveData(ctx context.Context, b *backend.Backend, sb *sandboxe
 	})
 }
 
-// putSnapshot writes rec with an event that says what became of it, within the tenant's
+// putSnapshot writes rec with an event that says what happened to it, within the tenant's
 // quota for what it takes.
 func (m *Manager) putSnapshot(ctx context.Context, rec *sandboxer.SnapshotRecord, what string, takes ...sandboxer.Resource) error {
-	w := sandboxer.Writes{Snapshots: []*sandboxer.SnapshotRecord{rec}, Quota: m.quotaFor(rec.Tenant, takes...)}
+	w := sandboxer.Writes{Snapshots: []*sandboxer.SnapshotRecord{rec}, Quota: m.QuotaFor(rec.Tenant, takes...)}
 	if what != "" {
 		w.Events = []sandboxer.Event{snapshotEvent(ctx, rec, what)}
 	}
 	err := m.store.Write(ctx, w)
 	if err == nil {
-		m.notify(rec.SandboxID)
+		m.events.Notify(rec.SandboxID)
 		m.scheduleSweep(time.Time{}, rec.RetryAt)
 		if rec.State == sandboxer.SnapshotSealed {
 			m.scheduleSweep(time.Time{}, rec.ExpiresAt)
@@ -255,7 +268,7 @@ func (m *Manager) putSnapshot(ctx context.Context, rec *sandboxer.SnapshotRecord
 func snapshotEvent(ctx context.Context, rec *sandboxer.SnapshotRecord, what string) sandboxer.Event {
 	return sandboxer.Event{
 		At: now(), SandboxID: rec.SandboxID, ShownID: rec.ShownID, Generation: rec.Generation, Tenant: rec.Tenant,
-		Type: sandboxer.EventSnapshot, Actor: actor(ctx), Message: rec.ID + " " + what,
+		Type: sandboxer.EventSnapshot, Actor: events.Actor(ctx), Message: rec.ID + " " + what,
 	}
 }
 
@@ -300,21 +313,21 @@ func (m *Manager) pinSealed(ctx context.Context, id string) (unpin func(), err e
 func notSealed(rec *sandboxer.SnapshotRecord) error {
 	if rec.State == sandboxer.SnapshotDropping || rec.State == sandboxer.SnapshotDropped {
 		return sandboxer.E(sandboxer.NotFound, nil, "snapshot %s was dropped", rec.ID).
-			WithHint("list those there are: sandboxer snapshot ls")
+			WithHint("list snapshots: sandboxer snapshot ls")
 	}
 	return sandboxer.E(sandboxer.Conflict, nil, "snapshot %s is not sealed yet", rec.ID).
 		WithHint("wait until it is: sandboxer snapshot get %s", rec.ID)
 }
 
 // GetSnapshot returns the snapshot that ref means: an ID, a name, or the beginning of
-// an ID that only one has ("snap-" may be left out). One that is not dropped goes
-// before those that are.
+// an ID that only one has ("snap-" may be left out). A dropped snapshot has no name any
+// more, and one that is not dropped goes before it.
 func (m *Manager) GetSnapshot(ctx context.Context, ref string) (*sandboxer.SnapshotRecord, error) {
 	return m.findSnapshot(ctx, sandboxer.ScopeRead, ref)
 }
 
 func (m *Manager) findSnapshot(ctx context.Context, scope sandboxer.Scope, ref string) (*sandboxer.SnapshotRecord, error) {
-	p, err := may(ctx, scope)
+	p, err := access.May(ctx, scope)
 	if err != nil {
 		return nil, err
 	}
@@ -329,7 +342,7 @@ func (m *Manager) findSnapshot(ctx context.Context, scope sandboxer.Scope, ref s
 	if err == nil && (q.Tenant == "" || rec.Tenant == q.Tenant) {
 		return rec, nil
 	}
-	others := rec != nil && rec.Damaged != "" // of which this caller learns nothing
+	others := rec != nil && rec.Damaged != "" // this caller learns nothing of them
 	if err != nil && !others && !isKind(err, sandboxer.NotFound) {
 		return nil, err
 	}
@@ -339,7 +352,7 @@ func (m *Manager) findSnapshot(ctx context.Context, scope sandboxer.Scope, ref s
 	}
 	for _, states := range [][]sandboxer.SnapshotState{keptStates, nil} {
 		for _, by := range []sandboxer.SnapshotQuery{{Name: ref}, {IDPrefix: prefix}} {
-			if ref == "" || by.IDPrefix != "" && len(prefix) < len("snap-")+3 {
+			if ref == "" || by.IDPrefix != "" && len(prefix) < len("snap-")+3 || by.Name != "" && states == nil { // a name is free once its snapshot is dropped
 				continue
 			}
 			by.Tenant, by.Limit, by.States = q.Tenant, q.Limit, states
@@ -347,7 +360,7 @@ func (m *Manager) findSnapshot(ctx context.Context, scope sandboxer.Scope, ref s
 			if err != nil {
 				return nil, err
 			}
-			if len(items) == 1 || len(items) > 1 && by.Name != "" && states == nil && q.Tenant != "" {
+			if len(items) == 1 {
 				return snapshotRecords.whole(items[0])
 			}
 			if len(items) > 1 {
@@ -360,12 +373,30 @@ func (m *Manager) findSnapshot(ctx context.Context, scope sandboxer.Scope, ref s
 		WithHint("list yours: sandboxer snapshot ls")
 }
 
+// droppedSnapshot is the newest dropped snapshot that had the name, nil if none had. A caller that repeats a request
+// that it made before the snapshot was dropped means that one.
+func (m *Manager) droppedSnapshot(ctx context.Context, name string) (*sandboxer.SnapshotRecord, error) {
+	p, err := access.May(ctx, sandboxer.ScopeWrite)
+	if err != nil || name == "" {
+		return nil, err
+	}
+	q := sandboxer.SnapshotQuery{Tenant: p.Tenant, Name: name, Limit: 1, States: []sandboxer.SnapshotState{sandboxer.SnapshotDropping, sandboxer.SnapshotDropped}}
+	if p.Can(sandboxer.ScopeAdmin) {
+		q.Tenant = ""
+	}
+	items, _, err := m.store.Snapshots(ctx, q)
+	if err != nil || len(items) == 0 {
+		return nil, err
+	}
+	return snapshotRecords.whole(items[0])
+}
+
 // Snapshots pages through snapshots, newest first. Without the admin scope only the
 // caller's tenant is listed. q.SandboxID may be anything Get takes, q.Parent anything
 // GetSnapshot takes. Without q.Purposes only users' own are listed, without q.States
 // those that are not dropped.
 func (m *Manager) Snapshots(ctx context.Context, q sandboxer.SnapshotQuery) ([]*sandboxer.SnapshotRecord, string, error) {
-	p, err := may(ctx, sandboxer.ScopeRead)
+	p, err := access.May(ctx, sandboxer.ScopeRead)
 	if err != nil {
 		return nil, "", err
 	}
@@ -375,7 +406,7 @@ func (m *Manager) Snapshots(ctx context.Context, q sandboxer.SnapshotQuery) ([]*
 		}
 		q.Tenant = p.Tenant
 	}
-	if err := checkPage(q.Limit); err != nil {
+	if err := access.CheckPage(q.Limit); err != nil {
 		return nil, "", err
 	}
 	if q.SandboxID != "" {
@@ -395,7 +426,7 @@ func (m *Manager) Snapshots(ctx context.Context, q sandboxer.SnapshotQuery) ([]*
 	for _, s := range q.States {
 		if !s.Valid() {
 			return nil, "", sandboxer.E(sandboxer.Invalid, nil, "%q is not a state of snapshots", s).
-				WithHint("the states are: %s", join(sandboxer.SnapshotStates()))
+				WithHint("the states are: %s", suggest.List(sandboxer.SnapshotStates()))
 		}
 	}
 	if len(q.States) == 0 {

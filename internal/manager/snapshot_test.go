@@ -222,8 +222,8 @@ func TestSnapshotRefusals(t *testing.T) {
 // dropCheckpoint leaves an extension the archives of workspaces.
 func dropCheckpoint(s *setup) { s.fake.Drop = []sandboxer.Capability{sandboxer.CanCheckpoint} }
 
-// TestVolumes: what a sandbox has beside its workspace is in its portable snapshots, is
-// shown, is in place before the copy runs, and goes nowhere silently.
+// TestVolumes: what a sandbox has in addition to its workspace is in its portable snapshots, is
+// shown, is in place before the copy runs, and is never lost silently.
 func TestVolumes(t *testing.T) {
 	other := fake.NewWorld()
 	defer other.Close()
@@ -322,7 +322,7 @@ func TestSnapshotFails(t *testing.T) {
 		rec := r.snapshot(sb.ID, SnapshotRequest{})
 		r.world.Inject(fake.Fault{Verb: fake.VerbDropSnapshot, Kind: sandboxer.Unavailable, Times: 1})
 		_, err := r.DropSnapshot(acme, rec.ID)
-		wantErr(t, err, sandboxer.Unavailable, "tried again")
+		wantErr(t, err, sandboxer.Unavailable, "is not dropped yet")
 		_, err = r.Restore(acme, rec.ID, RestoreRequest{})
 		wantErr(t, err, sandboxer.NotFound, "dropped")
 		eventually(t, "the sweep drops it", func() bool {
@@ -480,7 +480,7 @@ func TestRestoreOtherwise(t *testing.T) {
 		say string
 	}{
 		{acme, native.ID, RestoreRequest{Host: "b"}, sandboxer.Unsupported, "host of its source"},
-		{acme, both.ID, RestoreRequest{Kind: sandboxer.SnapshotNative, Inputs: map[string]string{"vm": "two"}}, sandboxer.Unsupported, "goes on with the inputs"},
+		{acme, both.ID, RestoreRequest{Kind: sandboxer.SnapshotNative, Inputs: map[string]string{"vm": "two"}}, sandboxer.Unsupported, "keeps the inputs"},
 		{acme, both.ID, RestoreRequest{Host: "nowhere"}, sandboxer.Invalid, "nowhere"},
 		{acme, both.ID, RestoreRequest{Inputs: map[string]string{"vn": "two"}}, sandboxer.Invalid, "vn"},
 		{acme, both.ID, RestoreRequest{Inputs: map[string]string{"sandbox_id": "mine"}}, sandboxer.Invalid, "sandbox_id"},
@@ -721,12 +721,35 @@ func TestSweepOfSealedSnapshot(t *testing.T) {
 	}
 	seen := *rec
 	seen.State = sandboxer.SnapshotSaving
-	tr := newTracker()
-	if err := r.sweepSnapshot(acme, tr, &seen, now()); err != nil {
+	tr := r.newPass()
+	if err := tr.sweepSnapshot(acme, &seen, now()); err != nil {
 		t.Fatal(err)
 	}
 	tr.wg.Wait()
 	if rec, err = r.GetSnapshot(acme, rec.ID); err != nil || rec.State != sandboxer.SnapshotSealed {
 		t.Errorf("it is %s, %v; want sealed", rec.State, err)
+	}
+}
+
+// TestDroppedSnapshotsHaveNoName: a name is free once its snapshot is dropped, also where several had it.
+// The ID still says what became of it.
+func TestDroppedSnapshotsHaveNoName(t *testing.T) {
+	r := newSnapshotRig(t)
+	sb := r.create(sandboxer.CreateRequest{})
+	var rec *sandboxer.SnapshotRecord
+	for range 2 {
+		rec = r.snapshot(sb.ID, SnapshotRequest{Name: "base"})
+		if _, err := r.DropSnapshot(acme, "base"); err != nil {
+			t.Fatal(err)
+		}
+		for _, ctx := range []context.Context{acme, admin} {
+			_, err := r.GetSnapshot(ctx, "base")
+			wantErr(t, err, sandboxer.NotFound, `there is no snapshot "base"`)
+		}
+		_, err := r.Restore(acme, "base", RestoreRequest{})
+		wantErr(t, err, sandboxer.NotFound, `there is no snapshot "base"`)
+	}
+	if got, err := r.GetSnapshot(acme, rec.ID); err != nil || got.State != sandboxer.SnapshotDropped {
+		t.Errorf("by its ID: %+v, %v", got, err)
 	}
 }

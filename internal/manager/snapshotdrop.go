@@ -3,22 +3,29 @@ package manager
 import (
 	"context"
 	"math/rand/v2"
+	"strings"
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/lifecycle"
 )
 
-// DropSnapshot removes a snapshot and returns its record, dropped. What was restored
-// from it lives on. One that is dropped already is success. An administrator may name one that
+// DropSnapshot removes a snapshot and returns its record, dropped. Sandboxes restored
+// from it live on. A snapshot that is dropped already is success. An administrator may name one that
 // the database does not know, by its whole ID. Conflict: something is
 // being restored from it, or a paused sandbox resumes from it. If the backend cannot
 // do it now, the error is Unavailable and the sweep goes on until it is done.
 func (m *Manager) DropSnapshot(ctx context.Context, ref string) (*sandboxer.SnapshotRecord, error) {
 	rec, err := m.findSnapshot(ctx, sandboxer.ScopeWrite, ref)
+	if isKind(err, sandboxer.NotFound) {
+		if dropped, derr := m.droppedSnapshot(ctx, ref); derr == nil && dropped != nil {
+			rec, err = dropped, nil
+		}
+	}
 	if rec != nil && rec.Damaged != "" {
 		rec, err = snapshotRecords.repaired(ctx, m, rec, err)
 	}
-	if isKind(err, sandboxer.NotFound) && checkSnapshotID(ref) == nil {
+	if isKind(err, sandboxer.NotFound) && strings.HasPrefix(ref, "snap-") && sandboxer.CheckID(ref) == nil {
 		if lost, lerr := m.dropQuarantined(ctx, ref); !isKind(lerr, sandboxer.NotFound) && !isKind(lerr, sandboxer.Denied) {
 			rec, err = lost, lerr
 		}
@@ -48,11 +55,11 @@ func (m *Manager) DropSnapshot(ctx context.Context, ref string) (*sandboxer.Snap
 // now; the sweep does the rest.
 func (m *Manager) dropInternal(ctx context.Context, id string) {
 	if _, err := m.dropByID(ctx, id, nil); err != nil && ctx.Err() == nil {
-		m.log.WarnContext(ctx, "drop of a snapshot that is not needed any more", "snapshot", id, "err", err)
+		m.log.WarnContext(ctx, "drop of a snapshot that is no longer needed", "snapshot", id, "err", err)
 	}
 }
 
-// dropByID drops one snapshot unless it is in use. due, if it is not nil, says of the record as it then is whether that
+// dropByID drops one snapshot unless it is in use. due, if it is not nil, decides by the current record whether that
 // is still to be done, and what to note as the reason.
 func (m *Manager) dropByID(ctx context.Context, id string, due func(*sandboxer.SnapshotRecord) (bool, string, error)) (*sandboxer.SnapshotRecord, error) {
 	release, err := m.pins.claim(id)
@@ -81,13 +88,13 @@ func (m *Manager) dropByID(ctx context.Context, id string, due func(*sandboxer.S
 }
 
 // restoringFrom returns a sandbox that is being made from rec, or "". A sandbox whose
-// object exists needs the snapshot no more, but its making may be repeated.
+// object exists does not need the snapshot any more, but making it may be repeated.
 func (m *Manager) restoringFrom(ctx context.Context, rec *sandboxer.SnapshotRecord) (user string, err error) {
 	if rec.State != sandboxer.SnapshotSealed {
 		return "", nil
 	}
 	err = m.records(ctx, sandboxer.Query{States: []sandboxer.State{sandboxer.Creating}}, func(sb *sandboxer.Sandbox) {
-		if sourceOf(sb) == rec.ID {
+		if lifecycle.SourceOf(sb) == rec.ID {
 			user = sb.ID
 		}
 	})
@@ -125,17 +132,17 @@ func (m *Manager) dropClaimed(ctx context.Context, rec *sandboxer.SnapshotRecord
 	}
 	rec.Retries++
 	rec.LastError = sandboxer.Message(err)
-	rec.RetryAt = now().Add(backoff(rec.Retries, rand.Float64()))
+	rec.RetryAt = now().Add(lifecycle.Backoff(rec.Retries, rand.Float64()))
 	if werr := m.step(pRetry, func() error { return m.putSnapshot(ctx, rec, "") }); werr != nil {
 		return werr
 	}
 	e := sandboxer.E(sandboxer.Unavailable, err, "snapshot %s is not dropped yet: %s", rec.ID, rec.LastError).
-		WithHint("it is tried again by itself")
+		WithHint("it is retried automatically")
 	e.RetryAfter = time.Until(rec.RetryAt)
 	return e
 }
 
-// removeSnapshotData removes what there is of rec outside the database.
+// removeSnapshotData removes the data of rec outside the database.
 func (m *Manager) removeSnapshotData(ctx context.Context, rec *sandboxer.SnapshotRecord) error {
 	if rec.Extension == "" && rec.Kind == sandboxer.SnapshotBoth { // repaired
 		if err := m.removeFromAllExtensions(ctx, rec.ID); err != nil || m.opts.SnapshotStore == nil {
@@ -154,23 +161,23 @@ func (m *Manager) removeSnapshotData(ctx context.Context, rec *sandboxer.Snapsho
 	}
 	if rec.Kind.Has(sandboxer.SnapshotPortable) {
 		if m.opts.SnapshotStore == nil {
-			return sandboxer.E(sandboxer.Unavailable, nil, "this installation keeps no portable snapshots any more")
+			return sandboxer.E(sandboxer.Unavailable, nil, "this installation no longer stores portable snapshots")
 		}
 		return m.step(pDelete, func() error { return m.opts.SnapshotStore.Drop(ctx, rec.ID) })
 	}
 	return nil
 }
 
-// sweepSnapshots takes the steps that snapshots owe: those that a dead process was
-// saving are dropped, as are those whose time is over, and those that the broker made
-// for a sandbox or a fork that needs them no more.
-func (m *Manager) sweepSnapshots(ctx context.Context, t *tracker, at time.Time) error {
+// sweepSnapshots drops the snapshots that are due: those that a dead process was
+// saving, those that expired, and those that the broker made for a sandbox or a fork that no
+// longer needs them.
+func (ps *pass) sweepSnapshots(ctx context.Context, at time.Time) error {
 	for _, q := range []sandboxer.SnapshotQuery{
 		{States: []sandboxer.SnapshotState{sandboxer.SnapshotSaving, sandboxer.SnapshotDropping}},
 		{States: []sandboxer.SnapshotState{sandboxer.SnapshotSealed}, Purposes: []sandboxer.SnapshotPurpose{sandboxer.ForPause, sandboxer.ForFork}},
 		{States: []sandboxer.SnapshotState{sandboxer.SnapshotSealed}, DueBefore: at},
 	} {
-		err := m.snapshots(ctx, q, func(rec *sandboxer.SnapshotRecord) error { return m.sweepSnapshot(ctx, t, rec, at) })
+		err := ps.m.snapshots(ctx, q, func(rec *sandboxer.SnapshotRecord) error { return ps.sweepSnapshot(ctx, rec, at) })
 		if err != nil {
 			return err
 		}
@@ -178,38 +185,38 @@ func (m *Manager) sweepSnapshots(ctx context.Context, t *tracker, at time.Time) 
 	return nil
 }
 
-// sweepSnapshot sets the drop of rec in motion, if it is due.
-func (m *Manager) sweepSnapshot(ctx context.Context, t *tracker, rec *sandboxer.SnapshotRecord, at time.Time) error {
+// sweepSnapshot starts the drop of rec, if it is due.
+func (ps *pass) sweepSnapshot(ctx context.Context, rec *sandboxer.SnapshotRecord, at time.Time) error {
 	if rec.Damaged != "" { // what it is would have to be known
-		snapshotRecords.report(m, rec)
+		snapshotRecords.report(ps.m, rec)
 		return nil
 	}
-	why, err := m.whyDrop(ctx, rec, at)
+	why, err := ps.m.whyDrop(ctx, rec, at)
 	if err != nil {
 		return err
 	}
-	if why == "" || m.pins.inUse(rec.ID) || !m.sweepLocks.tryLock(rec.ID) {
+	if why == "" || ps.m.pins.inUse(rec.ID) || !ps.m.sweepLocks.tryLock(rec.ID) {
 		return nil
 	}
-	m.async(t, func() {
-		defer m.unlockSweep(rec.ID)
-		release, err := m.dropSlot(m.ctx, rec)
+	ps.async(func() {
+		defer ps.m.unlockSweep(rec.ID)
+		release, err := ps.m.dropSlot(ps.m.ctx, rec)
 		if err != nil {
 			return
 		}
 		defer release()
-		// Since it was listed it may have been saved to the end.
+		// Its save may have finished since it was listed.
 		due := func(rec *sandboxer.SnapshotRecord) (bool, string, error) {
-			why, err := m.whyDrop(m.ctx, rec, at)
+			why, err := ps.m.whyDrop(ps.m.ctx, rec, at)
 			due := why != ""
 			if rec.State != sandboxer.SnapshotSaving {
 				why = ""
 			}
 			return due, why, err
 		}
-		if _, err := m.dropByID(m.ctx, rec.ID, due); err != nil && m.ctx.Err() == nil && !isKind(err, sandboxer.Conflict) {
-			t.count(func(r *SweepReport) { r.Failed++ })
-			m.log.Warn("sweep", "snapshot", rec.ID, "err", err)
+		if _, err := ps.m.dropByID(ps.m.ctx, rec.ID, due); err != nil && ps.m.ctx.Err() == nil && !isKind(err, sandboxer.Conflict) {
+			ps.count(func(r *SweepReport) { r.Failed++ })
+			ps.m.log.Warn("sweep", "snapshot", rec.ID, "err", err)
 		}
 	})
 	return nil
@@ -217,6 +224,9 @@ func (m *Manager) sweepSnapshot(ctx context.Context, t *tracker, rec *sandboxer.
 
 // whyDrop says why rec is to be dropped now, or "".
 func (m *Manager) whyDrop(ctx context.Context, rec *sandboxer.SnapshotRecord, at time.Time) (why string, err error) {
+	if m.hold.held() && rec.State != sandboxer.SnapshotDropping {
+		return "", nil
+	}
 	if rec.Purpose == sandboxer.ForPause && (rec.State == sandboxer.SnapshotSaving || rec.State == sandboxer.SnapshotSealed) {
 		sb, err := m.store.SandboxGeneration(ctx, rec.SandboxID, rec.Generation)
 		switch {
@@ -226,11 +236,9 @@ func (m *Manager) whyDrop(ctx context.Context, rec *sandboxer.SnapshotRecord, at
 		case sb.Pause.Snapshot == rec.ID && sb.State != sandboxer.Terminated:
 			return "", nil
 		}
-		return "its sandbox is not paused any more", nil
+		return "its sandbox is no longer paused", nil
 	}
 	switch {
-	case rec.Unconfirmed && rec.State == sandboxer.SnapshotSaving:
-		return "", nil // the database went back: it may be whole since
 	case rec.State == sandboxer.SnapshotSaving:
 		return "the broker stopped while it was being saved", nil
 	case rec.State == sandboxer.SnapshotDropping && !at.Before(rec.RetryAt):
@@ -243,8 +251,8 @@ func (m *Manager) whyDrop(ctx context.Context, rec *sandboxer.SnapshotRecord, at
 	return "", nil
 }
 
-// removeFromAllExtensions drops a snapshot at every extension that has such; of a snapshot that
-// an extension does not know, that is success.
+// removeFromAllExtensions drops a snapshot at every extension that has snapshots. An extension that
+// does not know it reports success.
 func (m *Manager) removeFromAllExtensions(ctx context.Context, id string) error {
 	for _, e := range m.extensions() {
 		if e.Backend == nil || !e.Backend.Can(sandboxer.CanSnapshot) {

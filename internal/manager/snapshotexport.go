@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/access"
+	"github.com/sand-boxer/sandboxer/internal/spec"
 )
 
 // ImportRequest says what to make of an exported snapshot.
@@ -24,10 +26,10 @@ func (m *Manager) portable(ctx context.Context, ref string) (*sandboxer.Snapshot
 	case rec.State != sandboxer.SnapshotSealed:
 		return nil, notSealed(rec)
 	case !rec.Kind.Has(sandboxer.SnapshotPortable):
-		return nil, sandboxer.E(sandboxer.Unsupported, nil, "snapshot %s is native to %s: what files it has is not known", rec.ID, rec.Extension).
+		return nil, sandboxer.E(sandboxer.Unsupported, nil, "snapshot %s is native to %s: its files cannot be listed", rec.ID, rec.Extension).
 			WithHint("make a portable one of the sandbox: sandboxer snapshot create --portable %s", rec.ShownSandbox())
 	case m.opts.SnapshotStore == nil:
-		return nil, sandboxer.E(sandboxer.Unavailable, nil, "this installation keeps no portable snapshots any more")
+		return nil, sandboxer.E(sandboxer.Unavailable, nil, "this installation no longer stores portable snapshots")
 	}
 	return rec, nil
 }
@@ -39,7 +41,7 @@ func (m *Manager) ExportSnapshot(ctx context.Context, ref string, w io.Writer) e
 	if err != nil {
 		return err
 	}
-	end, err := m.streams.begin("", rec.Tenant, sandboxer.PrincipalFrom(ctx))
+	end, err := m.Streams.Begin("", rec.Tenant, sandboxer.PrincipalFrom(ctx))
 	if err != nil {
 		return err
 	}
@@ -55,17 +57,17 @@ func (m *Manager) ExportSnapshot(ctx context.Context, ref string, w io.Writer) e
 }
 
 // ImportSnapshot makes a snapshot of a file that ExportSnapshot wrote, and returns it
-// sealed. What the file says is not trusted beyond its files.
+// sealed. It trusts nothing in the file except its files.
 func (m *Manager) ImportSnapshot(ctx context.Context, req ImportRequest, r io.Reader) (*sandboxer.SnapshotRecord, error) {
-	p, err := may(ctx, sandboxer.ScopeWrite)
+	p, err := access.May(ctx, sandboxer.ScopeWrite)
 	if err == nil {
-		err = checkName(req.Name)
+		err = spec.CheckName(req.Name)
 	}
 	if err != nil {
 		return nil, err
 	}
 	if m.opts.SnapshotStore == nil {
-		return nil, sandboxer.E(sandboxer.Unsupported, nil, "this installation keeps no portable snapshots")
+		return nil, sandboxer.E(sandboxer.Unsupported, nil, "this installation stores no portable snapshots")
 	}
 	var prof sandboxer.Profile
 	if req.Profile != "" {
@@ -76,7 +78,7 @@ func (m *Manager) ImportSnapshot(ctx context.Context, req ImportRequest, r io.Re
 	if err := m.checkRoom(ctx, p.Tenant); err != nil {
 		return nil, err
 	}
-	end, err := m.streams.begin("", p.Tenant, p)
+	end, err := m.Streams.Begin("", p.Tenant, p)
 	if err != nil {
 		return nil, err
 	}

@@ -7,28 +7,28 @@ import (
 )
 
 // snapshotPins says which snapshots this process is reading or restoring from, so that none
-// of them is dropped meanwhile, and which it is saving or dropping, which one may do alone.
-// What must outlive the process is in the records: see restoringFrom.
+// of them is dropped meanwhile, and which it is saving or dropping, which needs exclusive use.
+// Uses that must outlive the process are in the records: see restoringFrom.
 //
-// mu guards the counts. Nothing else happens under it: whether a snapshot exists and is
-// sealed, the caller looks up once it has its pin.
+// mu guards the counts. Nothing else happens under it: the caller checks whether a snapshot
+// exists and is sealed once it has its pin.
 type snapshotPins struct {
 	mu    sync.Mutex
 	users map[string]int // by snapshot ID: how many read it; claimed while one saves or drops it
 }
 
-// claimed in snapshotPins.users stands for the one who saves or drops the snapshot.
+// claimed in snapshotPins.users is set while a caller saves or drops the snapshot.
 const claimed = -1
 
 func newSnapshotPins() *snapshotPins { return &snapshotPins{users: map[string]int{}} }
 
-// claim reserves a snapshot for whoever saves or drops it, alone. Conflict: it is in use.
+// claim reserves a snapshot for one caller that saves or drops it. Conflict: it is in use.
 func (p *snapshotPins) claim(id string) (release func(), err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.users[id] != 0 {
 		return nil, sandboxer.E(sandboxer.Conflict, nil, "snapshot %s is in use", id).
-			WithHint("try again when what is restored from it runs")
+			WithHint("try again when the sandbox that is restored from it runs")
 	}
 	p.users[id] = claimed
 	return sync.OnceFunc(func() {
@@ -38,8 +38,8 @@ func (p *snapshotPins) claim(id string) (release func(), err error) {
 	}), nil
 }
 
-// pin keeps a snapshot from being saved or dropped until unpin, beside others who do the
-// same. Conflict: it is being saved or dropped.
+// pin keeps a snapshot from being saved or dropped until unpin; others may do the same
+// at the same time. Conflict: it is being saved or dropped.
 func (p *snapshotPins) pin(id string) (unpin func(), err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -9,8 +9,8 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// How long a call of the store of portable snapshots may take. One that hangs must hold
-// nothing up for ever; what takes long because there is much of it must not be cut.
+// How long a call of the store of portable snapshots may take. One that hangs must not
+// block anything for ever; one that takes long because of much data must not be cut.
 const (
 	storeAsk  = time.Minute      // a question about names, and a drop
 	storeRead = 5 * time.Minute  // reading, from the last piece on
@@ -22,7 +22,7 @@ const storeName = "the store of portable snapshots"
 
 var errStoreHangs = errors.New("it did not answer in time")
 
-// A boundedStore is a SnapshotStore whose calls end, as long as it heeds their contexts.
+// A boundedStore is a SnapshotStore whose calls end, as long as it obeys their contexts.
 type boundedStore struct{ v SnapshotStore }
 
 // ask calls f, which may take as long as limit says.
@@ -64,18 +64,13 @@ func (b boundedStore) Load(ctx context.Context, id string) (io.ReadCloser, error
 		w.end()
 		return nil, w.cause(err)
 	}
-	w.timer.Stop() // until somebody reads
+	w.timer.Stop() // until the next read
 	return loadReader{r, w}, nil
 }
 
 // Files implements SnapshotStore.
 func (b boundedStore) Files(ctx context.Context, id string) ([]SnapshotFile, error) {
 	return ask(ctx, storeRead, func(ctx context.Context) ([]SnapshotFile, error) { return b.v.Files(ctx, id) })
-}
-
-// Describe implements SnapshotStore.
-func (b boundedStore) Describe(ctx context.Context, id string) (*sandboxer.SnapshotRecord, error) {
-	return ask(ctx, storeRead, func(ctx context.Context) (*sandboxer.SnapshotRecord, error) { return b.v.Describe(ctx, id) })
 }
 
 // List implements SnapshotStore.
@@ -96,7 +91,7 @@ func (b boundedStore) Check(ctx context.Context, id string, deep bool) error {
 	return w.cause(b.v.Check(sandboxer.WithProgress(ctx, func(sandboxer.Progress) { w.moved() }), id, deep))
 }
 
-// A storeWatch ends a call of which nothing moves.
+// A storeWatch ends a call that makes no progress.
 type storeWatch struct {
 	ctx   context.Context
 	limit time.Duration
@@ -109,7 +104,7 @@ func watchStore(ctx context.Context, limit time.Duration) (context.Context, *sto
 	return ctx, &storeWatch{ctx, limit, time.AfterFunc(limit, func() { stop(errStoreHangs) }), stop}
 }
 
-// moved starts the time anew.
+// moved starts the time again.
 func (w *storeWatch) moved() {
 	if w.ctx.Err() == nil {
 		w.timer.Reset(w.limit)
@@ -121,22 +116,22 @@ func (w *storeWatch) end() {
 	w.stop(nil)
 }
 
-// cause says in err's place that the store hangs, if that is why.
+// cause replaces err by an error that says that the store hangs, if that is the reason.
 func (w *storeWatch) cause(err error) error {
 	if err != nil && err != io.EOF && context.Cause(w.ctx) == errStoreHangs {
-		return sandboxer.E(sandboxer.Unavailable, errStoreHangs, "%s cannot be reached: nothing came of it within %s", storeName, w.limit).
-			WithHint("see whether the place of snapshot_store is well; try again later")
+		return sandboxer.E(sandboxer.Unavailable, errStoreHangs, "%s cannot be reached: no answer within %s", storeName, w.limit).
+			WithHint("check the store that snapshot_store names; try again later")
 	}
 	return err
 }
 
-// hung reports whether err says that the store did not answer, as opposed to that it
-// answered badly: whoever asks for the next thing would wait as long again.
+// hung reports whether err says that the store did not answer, as opposed to a
+// bad answer: the next call would wait as long again.
 func hung(err error, since time.Time) bool {
 	return sandboxer.KindOf(err) == sandboxer.Unavailable && time.Since(since) >= storeAsk/2
 }
 
-// watchedReader is what the store takes from. While it waits for more, that is not its fault.
+// watchedReader is what the store reads from. Time that it waits for input does not count as hanging.
 type watchedReader struct {
 	r io.Reader
 	w *storeWatch
@@ -149,7 +144,7 @@ func (r watchedReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// watchedWriter is what the store gives to.
+// watchedWriter is what the store writes to.
 type watchedWriter struct {
 	to io.Writer
 	w  *storeWatch
@@ -162,7 +157,7 @@ func (r watchedWriter) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// loadReader is what the store gives to who reads, and counts only while somebody does.
+// loadReader is what a caller reads from the store. Time counts only during a read.
 type loadReader struct {
 	io.ReadCloser
 	w *storeWatch
@@ -198,13 +193,10 @@ type SnapshotStore interface {
 	Export(ctx context.Context, id string, w io.Writer) error
 	// Import is Save from such a file. It completes rec with what the file says of its
 	// origin. accept names signers to be trusted this once. Invalid: it is not such a
-	// file, or not a whole one. Denied: nobody here knows who signed it.
+	// file, or not a whole one. Denied: its signer is not known here.
 	Import(ctx context.Context, rec *sandboxer.SnapshotRecord, r io.Reader, accept []string) (sandboxer.PortablePayload, error)
 	// Drop removes what is kept, or was begun, under id; absence is success.
 	Drop(ctx context.Context, id string) error
-	// Describe returns what is kept under id and what it says of where it came from: sandbox,
-	// generation, extension, profile. NotFound: there is none. Failed: it is damaged.
-	Describe(ctx context.Context, id string) (*sandboxer.SnapshotRecord, error)
 	// List returns the IDs there is anything under, damaged or not.
 	List(ctx context.Context) ([]string, error)
 	// Check reads what is kept under id: what says which files there are, and, if deep is

@@ -77,14 +77,6 @@ func (v dirStore) Files(_ context.Context, id string) (out []SnapshotFile, err e
 	}
 }
 
-func (v dirStore) Describe(ctx context.Context, id string) (*sandboxer.SnapshotRecord, error) {
-	files, err := v.Files(ctx, id)
-	if err != nil {
-		return nil, err
-	}
-	return &sandboxer.SnapshotRecord{ID: id, Profile: "profile.test", Portable: sandboxer.PortablePayload{Digest: "sha256:test", Files: len(files), Size: 1}}, nil
-}
-
 func (v dirStore) Export(ctx context.Context, id string, w io.Writer) error {
 	r, err := v.Load(ctx, id)
 	if err != nil {

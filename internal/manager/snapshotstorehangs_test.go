@@ -86,13 +86,6 @@ func (v stuckStore) Files(ctx context.Context, id string) ([]SnapshotFile, error
 	return v.dirStore.Files(ctx, id)
 }
 
-func (v stuckStore) Describe(ctx context.Context, id string) (*sandboxer.SnapshotRecord, error) {
-	if err := v.wait(ctx, hangsReading); err != nil {
-		return nil, err
-	}
-	return v.dirStore.Describe(ctx, id)
-}
-
 func (v stuckStore) Check(ctx context.Context, id string, deep bool) error {
 	if err := v.wait(ctx, hangsReading); err != nil {
 		return err
@@ -200,7 +193,7 @@ func TestAuditOfASnapshotStoreThatHangs(t *testing.T) {
 			want  string
 		}{
 			{hangsAll, storeAsk, storeName + ": " + storeName + " cannot be reached"},
-			{hangsReading, storeRead, "2 more were not looked at"},
+			{hangsReading, storeRead, "2 more were not checked"},
 		} {
 			hangs.Store(c.hangs)
 			began := time.Now()
@@ -222,7 +215,7 @@ func TestAuditOfASnapshotStoreThatHangs(t *testing.T) {
 	})
 }
 
-// Sandboxes expire on time beside any number of snapshots that are due in a store that hangs.
+// Sandboxes expire on time whatever the number of snapshots that are due in a store that hangs.
 func TestExpiryBesideASnapshotStoreThatHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		hangs := new(atomic.Int64)

@@ -6,19 +6,22 @@ import (
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/access"
+	"github.com/sand-boxer/sandboxer/internal/events"
+	"github.com/sand-boxer/sandboxer/internal/lifecycle"
 )
 
 // touchEvery is how far the stored time of last use may lag behind the real one.
 const touchEvery = 10 * time.Second
 
-// loop sweeps until the manager closes: the records that are due when something says
-// so, and at every tick also each extension, apart from the others, so that one that
-// hangs holds up none but itself.
+// loop sweeps until the manager closes. It checks the records that are due when it is
+// woken, and at every tick also each extension, separately from the others, so that an
+// extension that hangs delays no other.
 func (m *Manager) loop() {
 	tick := time.NewTicker(m.opts.SweepEvery)
 	defer tick.Stop()
-	m.surveyAll(newTracker(), false)
-	m.async(newTracker(), func() { m.reportQuarantinedSnapshots(m.ctx) })
+	m.newPass().surveyAll(false)
+	m.newPass().async(func() { m.reportQuarantinedSnapshots(m.ctx) })
 	for {
 		ticked := false
 		select {
@@ -28,79 +31,81 @@ func (m *Manager) loop() {
 		case <-tick.C:
 			ticked = true
 		}
-		t := newTracker()
-		if err := m.sweepRecords(m.ctx, t, time.Now()); err != nil && m.ctx.Err() == nil {
+		t := m.newPass()
+		if err := t.sweepRecords(m.ctx, time.Now()); err != nil && m.ctx.Err() == nil {
 			m.log.Error("sweep", "err", err)
 		}
-		if err := m.sweepSnapshots(m.ctx, t, time.Now()); err != nil && m.ctx.Err() == nil {
+		if err := t.sweepSnapshots(m.ctx, time.Now()); err != nil && m.ctx.Err() == nil {
 			m.log.Error("sweep of snapshots", "err", err)
 		}
 		if ticked {
-			m.surveyAll(t, false)
+			t.surveyAll(false)
 			m.housekeep()
 			m.serveAll() // room that another broker made, or that a damaged record took
 		}
 	}
 }
 
-// Sweep makes one whole sweep now, waits for everything it set in motion and says what
-// came of it. It needs the admin scope.
+// Sweep makes one whole sweep now, waits for everything it started and reports the
+// results. It needs the admin scope.
 func (m *Manager) Sweep(ctx context.Context) (SweepReport, error) {
-	if _, err := may(ctx, sandboxer.ScopeAdmin); err != nil {
+	if _, err := access.May(ctx, sandboxer.ScopeAdmin); err != nil {
 		return SweepReport{}, err
 	}
 	ctx = sandboxer.WithPrincipal(ctx, sandboxer.Principal{}) // what it does, the sweep does
-	t := newTracker()
-	if err := m.sweepRecords(ctx, t, time.Now()); err != nil {
+	t := m.newPass()
+	if err := t.sweepRecords(ctx, time.Now()); err != nil {
 		return SweepReport{}, err
 	}
-	if err := m.sweepSnapshots(ctx, t, time.Now()); err != nil {
+	if err := t.sweepSnapshots(ctx, time.Now()); err != nil {
 		return SweepReport{}, err
 	}
-	m.surveyAll(t, true)
+	t.surveyAll(true)
 	m.housekeep()
-	if err := wait(ctx, t.done()); err != nil {
+	if err := events.Wait(ctx, t.done()); err != nil {
 		return t.summary(), err
 	}
 	return t.summary(), nil
 }
 
-// A tracker counts what one sweep does, and knows when it is over.
-type tracker struct {
+// A pass is one pass of the sweep: it counts what it does, and knows when it is over.
+type pass struct {
+	m *Manager
+
 	wg     sync.WaitGroup
 	mu     sync.Mutex
 	report SweepReport
 }
 
-func newTracker() *tracker { return &tracker{} }
+func (m *Manager) newPass() *pass { return &pass{m: m} }
 
-func (t *tracker) count(f func(*SweepReport)) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	f(&t.report)
+func (ps *pass) count(f func(*SweepReport)) {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	f(&ps.report)
 }
 
-func (t *tracker) summary() SweepReport {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.report
+func (ps *pass) summary() SweepReport {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	return ps.report
 }
 
-func (t *tracker) done() <-chan struct{} {
+func (ps *pass) done() <-chan struct{} {
 	done := make(chan struct{})
-	go func() { t.wg.Wait(); close(done) }()
+	go func() { ps.wg.Wait(); close(done) }()
 	return done
 }
 
-// async runs f in a goroutine that both the manager and t wait for.
-func (m *Manager) async(t *tracker, f func()) {
-	if m.enter() != nil {
+// async runs f in a goroutine that both the manager and ps wait for.
+func (ps *pass) async(f func()) {
+	if ps.m.enter() != nil {
 		return
 	}
-	t.wg.Add(1)
+	ps.wg.Add(1)
 	go func() {
-		defer m.wg.Done()
-		defer t.wg.Done()
+		defer ps.m.wg.Done()
+		defer ps.wg.Done()
 		f()
 	}()
 }
@@ -113,8 +118,8 @@ func (m *Manager) wakeSweep() {
 	}
 }
 
-// scheduleSweep has the loop look at the time at, if that comes before the next tick would
-// see to it anyway. If it has passed already, the loop looks at once, but only if it is
+// scheduleSweep has the loop check records at the time at, if that is before the next tick.
+// If at has passed already, the loop checks at once, but only if it is
 // another time than before: it may have passed while it was being written.
 func (m *Manager) scheduleSweep(before, at time.Time) {
 	switch d := time.Until(at); {
@@ -144,120 +149,125 @@ func (m *Manager) records(ctx context.Context, q sandboxer.Query, f func(*sandbo
 	}
 }
 
-// sweepRecords looks at the records due at the given time, or at all living ones if it is
-// zero, without a look at their backends.
-func (m *Manager) sweepRecords(ctx context.Context, t *tracker, due time.Time) error {
-	if m.clock.check(time.Now()) {
-		m.log.Warn("the clock was set; nothing expires before the grace period is over", "grace", m.opts.Grace)
+// sweepRecords checks the records due at the given time, or all living ones if it is
+// zero, without asking their backends.
+func (ps *pass) sweepRecords(ctx context.Context, due time.Time) error {
+	if ps.m.clock.check(time.Now()) {
+		ps.m.log.Warn("the clock was set; nothing expires before the grace period is over", "grace", ps.m.opts.Grace)
 	}
-	return m.records(ctx, sandboxer.Query{States: liveStates, DueBefore: due}, func(sb *sandboxer.Sandbox) {
+	return ps.m.records(ctx, sandboxer.Query{States: liveStates, DueBefore: due}, func(sb *sandboxer.Sandbox) {
 		if sb.Damaged != "" {
-			sandboxRecords.report(m, sb)
+			sandboxRecords.report(ps.m, sb)
 			return
 		}
-		m.sweepOne(t, sb, sandboxer.Unknown)
+		ps.sweepOne(sb, sandboxer.Unknown)
 	})
 }
 
-// sweepOne decides about sb and sets the action in motion, unless the sweep has something
+// sweepOne decides about sb and starts the action, unless the sweep has one
 // queued for it already.
-func (m *Manager) sweepOne(t *tracker, sb *sandboxer.Sandbox, seen sandboxer.Liveness) {
-	m.scheduleSweep(sb.ExpiresAt, sb.ExpiresAt)
-	m.scheduleSweep(sb.RetryAt, sb.RetryAt)
+func (ps *pass) sweepOne(sb *sandboxer.Sandbox, seen sandboxer.Liveness) {
+	ps.m.scheduleSweep(sb.ExpiresAt, sb.ExpiresAt)
+	ps.m.scheduleSweep(sb.RetryAt, sb.RetryAt)
 	stored := sb.UsedAt
-	working := m.working(sb.ID)
-	seen = m.interpret(sb, seen)
-	a := decide(m.withLastUse(sb), seen, working, time.Now())
-	timed := a.reason == sandboxer.ReasonExpired || a.reason == sandboxer.ReasonIdle
+	working := ps.m.working(sb.ID)
+	seen = ps.m.box(sb).interpret(seen)
+	a := ps.m.decide(sb, seen, working)
+	timed := a.Reason == sandboxer.ReasonExpired || a.Reason == sandboxer.ReasonIdle
 	switch {
-	case timed && m.clock.inGracePeriod(time.Now()):
+	case timed && ps.m.clock.inGracePeriod(time.Now()):
 		return
-	case a.verb == verbNone && sb.UsedAt.Sub(stored) < touchEvery && !m.fuseDue(sb):
+	case a.Verb == lifecycle.None && sb.UsedAt.Sub(stored) < touchEvery && !ps.m.box(sb).fuseDue():
 		return
-	case !m.sweepLocks.tryLock(sb.ID):
+	case !ps.m.sweepLocks.tryLock(sb.ID):
 		return
 	}
-	m.async(t, func() {
-		defer m.unlockSweep(sb.ID)
-		m.applyAction(t, sb, seen, working, a)
+	ps.async(func() {
+		defer ps.m.unlockSweep(sb.ID)
+		ps.applyAction(sb, seen, working, a)
 	})
 }
 
-// interpret is what seen says of sb: that one is not there which was saved, to be paused, and
-// is being removed, says nothing.
-func (m *Manager) interpret(sb *sandboxer.Sandbox, seen sandboxer.Liveness) sandboxer.Liveness {
-	dead := seen == sandboxer.Gone || seen == sandboxer.OOMKilled || seen == died
-	if !dead || sb.State != sandboxer.Pausing || sb.Pause.Snapshot == "" {
+// decide is lifecycle.Decide, with what this manager knows.
+func (m *Manager) decide(sb *sandboxer.Sandbox, seen sandboxer.Liveness, working bool) lifecycle.Action {
+	at := time.Now()
+	return lifecycle.Decide(m.withLastUse(sb), seen, working, at, m.hold.deadlinesFrom(at))
+}
+
+// interpret is what seen means for sb: if sb was saved for a pause and is being removed, its
+// absence means nothing.
+func (bx box) interpret(seen sandboxer.Liveness) sandboxer.Liveness {
+	if !lifecycle.IsDead(seen) || bx.sb.State != sandboxer.Pausing || bx.sb.Pause.Snapshot == "" {
 		return seen
 	}
-	rec, err := m.store.Snapshot(m.ctx, sb.Pause.Snapshot)
+	rec, err := bx.m.store.Snapshot(bx.m.ctx, bx.sb.Pause.Snapshot)
 	if isKind(err, sandboxer.NotFound) || err == nil && rec.State != sandboxer.SnapshotSealed {
 		return seen
 	}
 	return sandboxer.Unknown
 }
 
-// unlockSweep ends m.sweepLocks.tryLock. Whoever was refused in between may have seen what is
-// due since, so there is another look.
+// unlockSweep ends m.sweepLocks.tryLock. A caller that was refused in between may have seen
+// a step that became due since, so there is another look.
 func (m *Manager) unlockSweep(id string) {
 	if m.sweepLocks.unlock(id) {
 		m.wakeSweep()
 	}
 }
 
-// applyAction takes the step that was decided. It looks at the record again where somebody
-// may have changed it since.
-func (m *Manager) applyAction(t *tracker, sb *sandboxer.Sandbox, seen sandboxer.Liveness, working bool, a action) {
-	ctx := m.ctx
+// applyAction takes the step that was decided. It reads the record again where another
+// writer may have changed it since.
+func (ps *pass) applyAction(sb *sandboxer.Sandbox, seen sandboxer.Liveness, working bool, a lifecycle.Action) {
+	ctx := ps.m.ctx
 	var err error
 	still := func(sb *sandboxer.Sandbox) bool {
-		return decide(m.withLastUse(sb), m.interpret(sb, seen), working, time.Now()) == a
+		return ps.m.decide(sb, ps.m.box(sb).interpret(seen), working) == a
 	}
-	switch a.verb {
-	case verbNone:
-		err = m.saveUse(ctx, sb)
-	case verbMarkAbsent, verbClearMarks, verbMarkUnresponsive:
-		err = m.commitMarks(ctx, sb, a.verb, still)
-	case verbResume:
-		err = m.continueCreate(ctx, t, sb)
-	case verbPause:
-		err = m.sweepPause(ctx, t, sb)
-	case verbEnd:
-		err = m.sweepEnd(ctx, t, sb, a.reason, still)
-	case verbTeardown:
-		// Somebody else may have tried, and failed, since sb was read.
+	switch a.Verb {
+	case lifecycle.None:
+		err = ps.m.box(sb).saveUse(ctx)
+	case lifecycle.MarkAbsent, lifecycle.ClearMarks, lifecycle.MarkUnresponsive:
+		err = ps.m.box(sb).commitMarks(ctx, a.Verb, still)
+	case lifecycle.Resume:
+		err = ps.continueCreate(ctx, sb)
+	case lifecycle.Pause:
+		err = ps.sweepPause(ctx, sb)
+	case lifecycle.End:
+		err = ps.sweepEnd(ctx, sb, a.Reason, still)
+	case lifecycle.Teardown:
+		// Another caller may have tried, and failed, since sb was read.
 		var cur *sandboxer.Sandbox
-		if cur, err = m.store.SandboxGeneration(ctx, sb.ID, sb.Generation); err == nil && still(cur) {
-			err = m.retryTeardown(ctx, t, cur)
+		if cur, err = ps.m.store.SandboxGeneration(ctx, sb.ID, sb.Generation); err == nil && still(cur) {
+			err = ps.retryTeardown(ctx, cur)
 		}
 	}
 	if err != nil && err != errNotNeeded && ctx.Err() == nil {
-		t.count(func(r *SweepReport) { r.Failed++ })
-		m.log.Warn("sweep", "sandbox", sb.ID, "generation", sb.Generation, "step", string(a.verb), "err", err)
+		ps.count(func(r *SweepReport) { r.Failed++ })
+		ps.m.log.Warn("sweep", "sandbox", sb.ID, "generation", sb.Generation, "step", string(a.Verb), "err", err)
 	}
 }
 
-// commitMarks notes what a look at the object of sb came to, as long as still holds for its
+// commitMarks notes the result of a probe of the object of sb, as long as still holds for its
 // record: that it is absent, or does not respond, or neither any more.
-func (m *Manager) commitMarks(ctx context.Context, sb *sandboxer.Sandbox, mark verb, still func(*sandboxer.Sandbox) bool) error {
-	return m.update(ctx, sb, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) error {
+func (bx box) commitMarks(ctx context.Context, mark lifecycle.Verb, still func(*sandboxer.Sandbox) bool) error {
+	return bx.update(ctx, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) error {
 		if !still(sb) {
 			return errNotNeeded
 		}
 		switch {
-		case mark == verbMarkUnresponsive:
-			w.Events = append(w.Events, event(ctx, sb, sandboxer.EventWarning, "it does not respond; it is kept, for it may come back"))
-		case !sb.UnresponsiveSince.IsZero() && mark == verbClearMarks:
-			w.Events = append(w.Events, event(ctx, sb, sandboxer.EventWarning, "it responds again"))
+		case mark == lifecycle.MarkUnresponsive:
+			w.Events = append(w.Events, events.Of(ctx, sb, sandboxer.EventWarning, "it does not respond; it is kept in case it comes back"))
+		case !sb.UnresponsiveSince.IsZero() && mark == lifecycle.ClearMarks:
+			w.Events = append(w.Events, events.Of(ctx, sb, sandboxer.EventWarning, "it responds again"))
 		}
 		sb.AbsentSince, sb.UnresponsiveSince = time.Time{}, time.Time{}
 		switch mark {
-		case verbMarkAbsent:
+		case lifecycle.MarkAbsent:
 			sb.AbsentSince = now()
 			if sb.State == sandboxer.Terminating {
 				sb.RetryAt = sb.AbsentSince
 			}
-		case verbMarkUnresponsive:
+		case lifecycle.MarkUnresponsive:
 			sb.UnresponsiveSince = now()
 		}
 		return nil
@@ -265,7 +275,7 @@ func (m *Manager) commitMarks(ctx context.Context, sb *sandboxer.Sandbox, mark v
 }
 
 // sweepEnd ends sb, as long as still holds for its record, and tears it down.
-func (m *Manager) sweepEnd(ctx context.Context, t *tracker, sb *sandboxer.Sandbox, reason sandboxer.Reason, still func(*sandboxer.Sandbox) bool) error {
+func (ps *pass) sweepEnd(ctx context.Context, sb *sandboxer.Sandbox, reason sandboxer.Reason, still func(*sandboxer.Sandbox) bool) error {
 	why := ending{reason: reason, message: endMessages[reason], still: still}
 	switch reason {
 	case sandboxer.ReasonLost:
@@ -276,16 +286,16 @@ func (m *Manager) sweepEnd(ctx context.Context, t *tracker, sb *sandboxer.Sandbo
 	unused := func() {}
 	if reason == sandboxer.ReasonIdle {
 		ok := false
-		if unused, ok = m.usage.hold(sb.ID); !ok {
+		if unused, ok = ps.m.usage.hold(sb.ID); !ok {
 			return errNotNeeded
 		}
 	}
-	err := m.beginTeardown(ctx, sb, why)
+	err := ps.m.box(sb).beginTeardown(ctx, why)
 	unused()
 	if err != nil {
 		return err
 	}
-	t.count(func(r *SweepReport) {
+	ps.count(func(r *SweepReport) {
 		switch reason {
 		case sandboxer.ReasonExpired, sandboxer.ReasonIdle:
 			r.Expired++
@@ -294,71 +304,73 @@ func (m *Manager) sweepEnd(ctx context.Context, t *tracker, sb *sandboxer.Sandbo
 		}
 	})
 	if reason == sandboxer.ReasonOOMKilled {
-		m.oomKilled(sb.Extension, "sandbox")
+		ps.m.oomKilled(sb.Extension, "sandbox")
 	}
-	return m.retryTeardown(ctx, t, sb)
+	return ps.retryTeardown(ctx, sb)
 }
 
 // endMessages is the message of a record that the sweep ends.
 var endMessages = map[sandboxer.Reason]string{
 	sandboxer.ReasonExpired:   "its time to live ran out",
-	sandboxer.ReasonIdle:      "nobody used it for longer than its profile allows",
+	sandboxer.ReasonIdle:      "it was idle for longer than its profile allows",
 	sandboxer.ReasonOOMKilled: "it used more memory than its limit and was killed",
-	sandboxer.ReasonLost:      "its backend does not have it any more",
+	sandboxer.ReasonLost:      "its backend no longer has it",
 	sandboxer.ReasonFailed:    "it was not finished in time",
 }
 
 // retryTeardown tears sb down.
-func (m *Manager) retryTeardown(ctx context.Context, t *tracker, sb *sandboxer.Sandbox) error {
-	release, err := m.slot(ctx, sb.Extension)
+func (ps *pass) retryTeardown(ctx context.Context, sb *sandboxer.Sandbox) error {
+	release, err := ps.m.slot(ctx, sb.Extension)
 	if err != nil {
 		return err
 	}
 	defer release()
-	if sb, err = m.finishTeardown(ctx, sb); err == nil && sb.State == sandboxer.Terminated {
-		t.count(func(r *SweepReport) { r.Torndown++ })
+	if sb, err = ps.m.box(sb).finishTeardown(ctx); err == nil && sb.State == sandboxer.Terminated {
+		ps.count(func(r *SweepReport) { r.Torndown++ })
 	}
 	return err
 }
 
-// continueCreate goes on with a sandbox that a former process left half made.
-func (m *Manager) continueCreate(ctx context.Context, t *tracker, sb *sandboxer.Sandbox) error {
-	slot := m.slot
-	if sourceOf(sb) != "" {
-		slot = m.saveSlot
+// continueCreate continues the create of a sandbox that a former process left half made.
+func (ps *pass) continueCreate(ctx context.Context, sb *sandboxer.Sandbox) error {
+	slot := ps.m.slot
+	if lifecycle.SourceOf(sb) != "" {
+		slot = ps.m.saveSlot
 	}
 	release, err := slot(ctx, sb.Extension)
 	if err != nil {
 		return err
 	}
 	defer release()
-	j, mine, err := m.begin(ctx, sb.ID, sb.Generation, true, nil)
+	j, mine, err := ps.m.begin(ctx, sb.ID, sb.Generation, true, nil)
 	if err != nil || !mine {
 		return err
 	}
-	m.run(j, func(ctx context.Context) (*sandboxer.Sandbox, error) { return m.resume(ctx, j, sb.ID, sb.Generation) })
+	j.run(func(ctx context.Context) (*sandboxer.Sandbox, error) {
+		return ps.m.resume(ctx, j, sb.ID, sb.Generation)
+	})
 	<-j.done // ends with the manager
 	if j.err == nil {
-		t.count(func(r *SweepReport) { r.Adopted++ })
+		ps.count(func(r *SweepReport) { r.Adopted++ })
 	}
 	return j.err
 }
 
-// saveUse stores the time of last use, and moves the fuse of what lives by that.
-func (m *Manager) saveUse(ctx context.Context, sb *sandboxer.Sandbox) error {
-	if m.fuseDue(sb) {
-		release, err := m.slot(ctx, sb.Extension)
+// saveUse stores the time of last use, and moves the fuse of a sandbox that lives by its use.
+func (bx box) saveUse(ctx context.Context) error {
+	if bx.fuseDue() {
+		release, err := bx.m.slot(ctx, bx.sb.Extension)
 		if err != nil {
 			return err
 		}
 		defer release()
 	}
-	return m.update(ctx, sb, func(sb *sandboxer.Sandbox, _ *sandboxer.Writes) error {
+	return bx.update(ctx, func(sb *sandboxer.Sandbox, _ *sandboxer.Writes) error {
 		if sb.State != sandboxer.Running {
 			return errNotNeeded
 		}
-		if m.withLastUse(sb); m.fuseDue(sb) {
-			return m.keepFuse(ctx, sb)
+		if bx.m.withLastUse(sb); bx.m.box(sb).fuseDue() {
+			return bx.m.box(sb).keepFuse(ctx)
 		}
 		return nil
 	})
@@ -375,9 +387,6 @@ type SweepReport struct {
 	Orphans  int `json:"orphans"`  // objects without a live record that were removed
 	// Quarantined counts objects that the database does not know and that are kept.
 	Quarantined int `json:"quarantined"`
-	// Unconfirmed counts records that may be older than their sandboxes, since the database
-	// went back, and whose backends are being asked.
-	Unconfirmed int `json:"unconfirmed"`
 	Failed      int `json:"failed"`  // steps that failed and will be repeated
 	Damaged     int `json:"damaged"` // live records that cannot be read and were left alone
 }

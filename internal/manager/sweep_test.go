@@ -286,14 +286,14 @@ func TestOrphans(t *testing.T) {
 			t.Error("a living sandbox suffered")
 		}
 		// Explained by now: it must be left alone however it came to be on the list.
-		err = r.removeOrphan(admin, r.Manager.extensions()[0], objectKey{"ext.fake", "mine", 2}, mine.Handle, "")
+		err = r.Manager.extensions()[0].removeOrphan(admin, objectKey{"ext.fake", "mine", 2}, mine.Handle, "")
 		if err != errNotNeeded || len(r.world.Live()) != 2 {
 			t.Errorf("%v, %d objects", err, len(r.world.Live()))
 		}
 		orphans := 0
 		events, err := r.Events(admin, sandboxer.EventQuery{})
 		for _, ev := range events {
-			if ev.Type == sandboxer.EventOrphan && ev.Actor == sweeper {
+			if ev.Type == sandboxer.EventOrphan && ev.Actor == "sweep" {
 				orphans++
 			}
 		}
@@ -351,7 +351,7 @@ func TestLateObject(t *testing.T) {
 	})
 }
 
-// TestClockIsSet has the clock jump: nobody dies of it.
+// TestClockIsSet has the clock jump: no sandbox ends because of it.
 func TestClockIsSet(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, ticking)
@@ -509,7 +509,7 @@ func TestDueWhileLookedAt(t *testing.T) {
 	})
 }
 
-// partly lists what there is, and then that one machine is away.
+// partly lists all objects, and then says that one machine is away.
 type partly struct{ *fake.Extension }
 
 func (e partly) ListRunning(ctx context.Context, owner string) iter.Seq2[sandboxer.Handle, error] {
@@ -570,7 +570,7 @@ func (l *lockedText) String() string {
 	return l.text.String()
 }
 
-// TestSurveyLog: an extension that cannot be surveyed is told of once in ten minutes, and when that is over.
+// TestSurveyLog: an extension that cannot be surveyed is logged once in ten minutes, and when that is over.
 func TestSurveyLog(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log lockedText
@@ -593,7 +593,7 @@ func TestSurveyLog(t *testing.T) {
 		}
 		r.world.Forgive()
 		time.Sleep(time.Minute)
-		if n := said("survey is well again"); n != 1 {
+		if n := said("survey works again"); n != 1 {
 			t.Errorf("its end is told of %d times:\n%s", n, log.String())
 		}
 	})

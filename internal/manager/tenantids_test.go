@@ -162,9 +162,9 @@ func TestIDsOfBefore(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	o.setID("old")
-	o.shown = ""
-	old, err := r.startCreate(rival, o)
+	o.SetID("old")
+	o.Shown = ""
+	old, err := o.startCreate(rival)
 	if err != nil || old.ID != "old" || old.ShownID != "" {
 		t.Fatalf("%+v, %v", old, err)
 	}
@@ -195,7 +195,7 @@ func TestIDsOfBefore(t *testing.T) {
 		t.Errorf("%+v", sb)
 	}
 	_, err = r.Create(acme, ask(sandboxer.DerivedID("rival", free.ID)))
-	wantErr(t, err, sandboxer.Invalid, "nobody can choose")
+	wantErr(t, err, sandboxer.Invalid, "which cannot be chosen")
 	r.sound(4)
 }
 

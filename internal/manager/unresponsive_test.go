@@ -67,7 +67,7 @@ func (m *Manager) probedLongAgo() {
 	}
 }
 
-// deaf is an extension whose freezing heeds nobody.
+// deaf is an extension whose freezing ignores its context.
 type deaf struct {
 	*fake.Extension
 	release chan struct{}

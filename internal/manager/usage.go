@@ -5,9 +5,9 @@ import (
 	"time"
 )
 
-// usage remembers when each sandbox was last used and how many use it now, which is what
-// idle time is measured by. It stays in memory: the sweep stores it now and then, so that
-// using a sandbox writes nothing, and what is older is in the database.
+// usage remembers when each sandbox was last used and how many callers use it now. Idle
+// time is measured by it. It stays in memory: the sweep stores it now and then, so that
+// using a sandbox writes nothing. Older values are in the database.
 //
 // mu guards the map and the uses in it. The store is never called under it.
 type usage struct {
@@ -26,16 +26,16 @@ type use struct {
 
 func newUsage() *usage { return &usage{uses: map[string]*use{}} }
 
-// seen returns what begin is told of the moment before a record was read.
+// seen returns the value that begin takes, for the moment before a record was read.
 func (u *usage) seen() uint64 {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return u.releases
 }
 
-// begin notes that somebody begins to use the sandbox, and end that he stops. Where it is held, or
-// was since the caller read its record (seen), nothing begins: when held is closed its record may be
-// another one.
+// begin notes that a caller begins to use the sandbox, and end that it stops. If the sandbox is held, or
+// was since the caller read its record (seen), no use begins: when held is closed its record may have
+// changed.
 func (u *usage) begin(id string, seen uint64) (end func(), held <-chan struct{}) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -59,9 +59,9 @@ func (u *usage) begin(id string, seen uint64) (end func(), held <-chan struct{})
 // overHold is a hold that is over.
 var overHold = func() <-chan struct{} { c := make(chan struct{}); close(c); return c }()
 
-// hold keeps everybody from beginning to use the sandbox until release, so that its end or its pause
-// can be committed because nobody uses it. It is refused, and does nothing, while somebody does, or
-// somebody else holds it.
+// hold keeps all callers from beginning to use the sandbox until release, so that its end or its pause
+// can be committed because it is not in use. hold is refused, and does nothing, while the sandbox is in
+// use or held.
 func (u *usage) hold(id string) (release func(), ok bool) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -79,7 +79,7 @@ func (u *usage) hold(id string) (release func(), ok bool) {
 	}), true
 }
 
-// of returns what is remembered of the sandbox. Call it with mu.
+// of returns what is remembered of the sandbox. Call it with mu held.
 func (u *usage) of(id string) *use {
 	one := u.uses[id]
 	if one == nil {
@@ -90,7 +90,7 @@ func (u *usage) of(id string) *use {
 }
 
 // last returns when the sandbox was last used, as far as memory goes (zero: not at all), and
-// whether it is in use now, of which the last time is now.
+// whether it is in use now, in which case the time is now.
 func (u *usage) last(id string) (at time.Time, busy bool) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -104,7 +104,7 @@ func (u *usage) last(id string) (at time.Time, busy bool) {
 	return one.last, false
 }
 
-// ids returns the sandboxes of which there is something to remember.
+// ids returns the sandboxes that have something to remember.
 func (u *usage) ids() []string {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -122,7 +122,7 @@ func (u *usage) forget(id string) {
 	delete(u.uses, id)
 }
 
-// forgetUnused drops what nobody uses and nobody used for longer than age.
+// forgetUnused drops sandboxes that are not in use and were not used for longer than age.
 func (u *usage) forgetUnused(age time.Duration) {
 	u.mu.Lock()
 	defer u.mu.Unlock()

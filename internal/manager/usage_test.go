@@ -102,7 +102,7 @@ func TestUsageHold(t *testing.T) {
 		t.Error("it stays held")
 	}
 	end()
-	// Whoever read its record before that was over has to read it again.
+	// A caller that read the record before that was over has to read it again.
 	release, _ = u.hold("box")
 	seen := u.seen()
 	release()

@@ -192,7 +192,7 @@ func TestCeilings(t *testing.T) {
 	for _, ask := range []sandboxer.Limits{{MilliCPU: 92233720368547758}, {MilliCPU: 184467440737095}, {MemoryBytes: math.MaxInt64}, {DiskBytes: math.MaxInt64}, {PIDs: math.MaxInt64}} {
 		for _, who := range []context.Context{acme, admin} {
 			_, err := r.Create(who, sandboxer.CreateRequest{Profile: "none", Limits: ask})
-			wantErr(t, err, sandboxer.Invalid, "beyond every machine")
+			wantErr(t, err, sandboxer.Invalid, "is too large")
 		}
 	}
 	r.sound(0)

@@ -1,5 +1,5 @@
-// Package marked has the scripts by which commands are ended from outside, with all that they started: what
-// carries a mark, as a variable of its environment, or a tag, which goes along where that is dropped. They need a
+// Package marked has the scripts that end commands from outside, with all that they started. They find processes
+// by a mark, which is a variable of the environment, or by a tag, which is kept when the environment is dropped. They need a
 // POSIX shell with cat, grep, tr and awk, and /proc.
 package marked
 
@@ -9,25 +9,20 @@ import (
 	"strconv"
 )
 
-// Tagging is text for a shell that has it, and everything that it starts, carry tag where it is seen from
-// outside: as a limit that Linux has long stopped to heed, on locks of files. It goes along where a process
+// Tagging is text for a shell that gives the shell, and everything that it starts, a tag that is visible from
+// outside: a limit on locks of files, which Linux stopped enforcing long ago. It is kept when a process
 // leaves its session, drops its environment and loses its parent.
 func Tagging(tag string) string {
 	return "[ ! -e /proc/self/limits ] || ulimit -w " + tag + " 2>/dev/null || ulimit -x " + tag + " 2>/dev/null || :\n" // in dash and BusyBox, in bash
 }
 
-// Tag is the tag of what is known by name: a number, the same for the same name.
+// Tag is the tag for a name: a number, the same for the same name.
 func Tag(name string) string {
 	sum := sha256.Sum256([]byte(name))
 	return strconv.FormatUint(binary.BigEndian.Uint64(sum[:8])>>2|1<<61, 10) // a limit, and not the absence of one
 }
 
-// TaggingOnce is Tagging where nothing is tagged yet: who has tagged what all of it runs in ends it, too.
-func TaggingOnce(tag string) string {
-	return "if [ \"$(ulimit -S -w 2>/dev/null || ulimit -S -x 2>/dev/null)\" = unlimited ]; then\n" + Tagging(tag) + "fi\n"
-}
-
-// each calls act with the PID of every process that carries $1, NAME=value, in its environment or
+// each calls act with the PID of every process that has $1, NAME=value, in its environment or
 // among its arguments, or the tag $2.
 const each = `
 has() { cat "/proc/$2/environ" "/proc/$2/cmdline" 2>/dev/null | tr '\0' '\n' | grep -qxF "$1"; }
@@ -46,12 +41,12 @@ each() {
 }
 `
 
-// Ending kills everything that carries $1, NAME=value, in its environment or among its arguments, or the
-// tag $3, and before that the process group $2 if there is one and its leader carries it too. It looks
-// again until three looks find nothing, for what was started meanwhile and for what could
+// Ending kills everything that has $1, NAME=value, in its environment or among its arguments, or the
+// tag $3, and before that the process group $2 if there is one and its leader has it too. It looks
+// again until three looks find nothing, for processes that were started meanwhile and for those that could
 // not be seen: in the middle of an execve a process has neither environment nor
-// arguments. Such a one is waited for, and a look during which a process went through an
-// execve says nothing. 3: some of it would not end.
+// arguments. It waits for such a process, and a look during which a process went through an
+// execve proves nothing. 3: some of it would not end.
 const Ending = each + `
 nap() { sleep 0.0$1 2>/dev/null || sleep 1; }
 # Where the environment of each process ends, as the kernel numbers the fields: at 0 in the
@@ -91,13 +86,13 @@ done
 [ $none -lt 3 ] || exit 0
 exit 3`
 
-// These scripts are for the inside of a container, where there is nothing of ours. They look for
-// what carries a mark; their arguments are its name, its value and its tag, or "". They need
+// These scripts run inside a container, which has none of our programs. They look for
+// processes with a mark; their arguments are its name, its value and its tag, or "". They need
 // a POSIX shell with cat, grep and tr, and find nothing without /proc.
 const (
-	// Kill ends it, as Ending does, and exits with 3 if some of it would not end.
+	// Kill ends such processes, as Ending does, and exits with 3 if some of them would not end.
 	Kill = unmarked + Ending
-	// Look exits with 4 if there is some of it.
+	// Look exits with 4 if there are some.
 	Look = unmarked + each + `
 act() {
 	case $(cat "/proc/$1/stat" 2>/dev/null) in *") Z "*|*") X "*|"") return;; esac
@@ -106,14 +101,14 @@ act() {
 each "$1" "$3"
 each "$1" "$3"
 exit 0`
-	// Signal sends the signal whose number is the further argument to that of it which
-	// has no parent inside.
+	// Signal sends the signal whose number is the further argument to those of them that
+	// have no parent inside.
 	Signal = unmarked + each + `
 sig=$4
 act() { grep -qs '^PPid:[^0-9]*0$' "/proc/$1/status" && kill "-$sig" "$1"; }
 each "$1" "$3"
 exit 0`
-	// unmarked puts the mark together. The script's own shell so has no argument that is one.
+	// unmarked puts the mark together, so that no argument of the script's own shell contains it.
 	unmarked = `
 m=$1=$2; shift 2; set -- "$m" "" "$@"`
 )

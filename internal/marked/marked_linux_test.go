@@ -76,7 +76,7 @@ func TestMarkedScripts(t *testing.T) {
 	}
 }
 
-// stateOf is Z for what nobody has waited for yet.
+// stateOf is Z for a process that was not waited for yet.
 func stateOf(t *testing.T, pid int) string {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// CPU is the processor time of this process so far, or less than 0 where it cannot be
-// told.
+// CPU is the processor time of this process so far, or less than 0 if it is not
+// known.
 func CPU() time.Duration {
 	var u syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {

@@ -9,20 +9,18 @@ import (
 	"time"
 )
 
-// MaxRounds bounds a plan: percentiles do not get better after.
+// MaxRounds bounds a plan: percentiles do not get better beyond it.
 const MaxRounds = 10_000
 
 // Arm is one of the things that take turns.
 type Arm struct {
 	Name string
-	To   *Set // where its samples go; may be shared, and may be nil if it keeps them itself
-	// Sample takes one sample, or several that belong together, and adds them to to: To, or
-	// while warming up a set that nobody looks at. [ErrDone] ends the turns of this arm, any
-	// other error ends all.
-	Sample func(ctx context.Context, to *Set) error
+	// Sample takes one sample, or several that belong together; while warming up they do not
+	// count. [ErrDone] ends the turns of this arm, any other error ends all.
+	Sample func(ctx context.Context, counts bool) error
 }
 
-// ErrDone says that an arm takes no further turn. Samples that it added count.
+// ErrDone says that an arm takes no further turn. Samples that it took count.
 var ErrDone = errors.New("no further turn")
 
 // Plan is how arms take turns.
@@ -69,11 +67,7 @@ func (p Plan) Interleave(ctx context.Context, arms ...Arm) (rounds int, err erro
 			if done[i] {
 				continue
 			}
-			to := arms[i].To
-			if n < 1 {
-				to = &Set{}
-			}
-			switch err := p.turn(ctx, arms[i], to); {
+			switch err := p.turn(ctx, arms[i], n > 0); {
 			case errors.Is(err, ErrDone):
 				done[i] = true
 				left--
@@ -88,13 +82,13 @@ func (p Plan) Interleave(ctx context.Context, arms ...Arm) (rounds int, err erro
 	return rounds, ctx.Err()
 }
 
-func (p Plan) turn(ctx context.Context, a Arm, to *Set) error {
+func (p Plan) turn(ctx context.Context, a Arm, counts bool) error {
 	if p.Each == 0 {
-		return a.Sample(ctx, to)
+		return a.Sample(ctx, counts)
 	}
 	tctx, cancel := context.WithTimeout(ctx, p.Each)
 	defer cancel()
-	err := a.Sample(tctx, to)
+	err := a.Sample(tctx, counts)
 	if err != nil && tctx.Err() != nil && ctx.Err() == nil {
 		err = fmt.Errorf("it took longer than %s: %w", p.Each, err)
 	}
@@ -109,8 +103,8 @@ type Load struct {
 }
 
 // Run calls do with 0 to Count-1 and returns, when all have ended, how long that took and
-// what failed, in no order. After ctx has ended no further one is started; those that were
-// are waited for.
+// the errors, in no order. After ctx has ended it starts no further one, and waits for those
+// that it has started.
 func (l Load) Run(ctx context.Context, do func(i int) error) (took time.Duration, failed []error) {
 	var mu sync.Mutex // guards failed
 	var wg sync.WaitGroup

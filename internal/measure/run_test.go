@@ -30,13 +30,15 @@ func TestInterleave(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var turns []string
 		var rounds []int
-		sets := map[string]*Set{"a": {}, "b": {}}
+		counted := map[string][]time.Duration{}
 		arm := func(name string, d time.Duration) Arm {
-			return Arm{Name: name, To: sets[name], Sample: func(_ context.Context, to *Set) error {
+			return Arm{Name: name, Sample: func(_ context.Context, counts bool) error {
 				turns = append(turns, name)
 				begin := time.Now()
 				time.Sleep(d)
-				to.Took("turn", time.Since(begin))
+				if counts {
+					counted[name] = append(counted[name], time.Since(begin))
+				}
 				return nil
 			}}
 		}
@@ -52,8 +54,8 @@ func TestInterleave(t *testing.T) {
 			t.Errorf("rounds %v", rounds)
 		}
 		// What warmed up does not count.
-		for name, want := range map[string]float64{"a": 10, "b": 20} {
-			if got := sets[name].Series("turn", "ms").Samples; !slices.Equal(got, []float64{want, want, want}) {
+		for name, want := range map[string]time.Duration{"a": 10 * time.Millisecond, "b": 20 * time.Millisecond} {
+			if got := counted[name]; !slices.Equal(got, []time.Duration{want, want, want}) {
 				t.Errorf("%s: %v", name, got)
 			}
 		}
@@ -64,7 +66,7 @@ func TestInterleaveIsRandom(t *testing.T) {
 	first := map[string]int{}
 	turn := 0
 	arm := func(name string) Arm {
-		return Arm{Name: name, Sample: func(context.Context, *Set) error {
+		return Arm{Name: name, Sample: func(context.Context, bool) error {
 			if turn++; turn%2 == 1 {
 				first[name]++
 			}
@@ -119,7 +121,7 @@ func TestInterleaveEnds(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				turns := 0
-				n, err := tt.plan.Interleave(t.Context(), Arm{Name: "arm", Sample: func(context.Context, *Set) error {
+				n, err := tt.plan.Interleave(t.Context(), Arm{Name: "arm", Sample: func(context.Context, bool) error {
 					time.Sleep(time.Second)
 					turns++
 					return tt.sample(turns)
@@ -136,7 +138,7 @@ func TestInterleaveEnds(t *testing.T) {
 func TestDone(t *testing.T) {
 	turns := map[string]int{}
 	arm := func(name string, most int) Arm {
-		return Arm{Name: name, Sample: func(context.Context, *Set) error {
+		return Arm{Name: name, Sample: func(context.Context, bool) error {
 			if turns[name]++; turns[name] == most {
 				return ErrDone
 			}
@@ -151,7 +153,7 @@ func TestDone(t *testing.T) {
 
 func TestTurnsHaveDeadlines(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		slow := Arm{Name: "slow", Sample: func(ctx context.Context, _ *Set) error { return Sleep(ctx, time.Hour) }}
+		slow := Arm{Name: "slow", Sample: func(ctx context.Context, _ bool) error { return Sleep(ctx, time.Hour) }}
 		begin := time.Now()
 		_, err := Plan{Rounds: 2, Each: time.Minute}.Interleave(t.Context(), slow)
 		if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "slow: it took longer than 1m0s") || time.Since(begin) != time.Minute {
@@ -168,7 +170,7 @@ func TestTurnsHaveDeadlines(t *testing.T) {
 func TestInterrupted(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	turns := 0
-	n, err := Plan{Rounds: 9}.Interleave(ctx, Arm{Sample: func(context.Context, *Set) error {
+	n, err := Plan{Rounds: 9}.Interleave(ctx, Arm{Sample: func(context.Context, bool) error {
 		if turns++; turns == 3 {
 			cancel()
 		}
@@ -221,7 +223,7 @@ func TestLoad(t *testing.T) {
 	}
 }
 
-// TestLoadEnds: when nobody waits any more no further one is started, and those that run
+// TestLoadEnds: when the caller does not wait any more no further one is started, and those that run
 // are waited for.
 func TestLoadEnds(t *testing.T) {
 	for _, load := range []Load{{Count: 9, Width: 1}, {Count: 9, Every: time.Second}} {

@@ -20,39 +20,39 @@ type Percentiles[V ~float64] struct {
 
 // Describe describes values, in any order, and leaves them as they are.
 func Describe[V ~float64](values []V) Percentiles[V] {
-	s := sorted(values)
+	s := Sorted(values)
 	n := len(s)
 	if n == 0 {
 		return Percentiles[V]{}
 	}
-	return Percentiles[V]{N: n, Min: s[0], Median: middle(s), P95: nearestRank(s, 95), P99: nearestRank(s, 99), Max: s[n-1]}
+	return Percentiles[V]{N: n, Min: s[0], Median: middle(s), P95: NearestRank(s, 95), P99: NearestRank(s, 99), Max: s[n-1]}
 }
 
 // Trim returns values in order without the given share of them, rounded down, at each end.
-// That leaves the median what it was.
+// That does not change the median.
 func Trim[V ~float64](values []V, share float64) []V {
-	s := sorted(values)
+	s := Sorted(values)
 	k := int(float64(len(s)) * share)
 	return s[k : len(s)-k]
 }
 
 // Spread is the interquartile range: how far apart the ends of the middle half are.
 func Spread[V ~float64](values []V) V {
-	s := sorted(values)
+	s := Sorted(values)
 	if len(s) == 0 {
 		return 0
 	}
-	return finite(nearestRank(s, 75) - nearestRank(s, 25))
+	return finite(NearestRank(s, 75) - NearestRank(s, 25))
 }
 
 // Outliers is how many values are further from the middle half than 1.5 times its width
-// (Tukey's fences). They are counted, and left out of nothing.
+// (Tukey's fences). They are only counted, and left out of no figure.
 func Outliers[V ~float64](values []V) (n int) {
-	s := sorted(values)
+	s := Sorted(values)
 	if len(s) == 0 {
 		return 0
 	}
-	low, high := nearestRank(s, 25), nearestRank(s, 75)
+	low, high := NearestRank(s, 25), NearestRank(s, 75)
 	width := 1.5 * (high - low)
 	for _, v := range s {
 		if v < low-width || v > high+width {
@@ -62,9 +62,9 @@ func Outliers[V ~float64](values []V) (n int) {
 	return n
 }
 
-// Ratio is how many times the median of B is that of A. Low and High bound it with a
-// confidence of 95 %; both are 0 where there are fewer than [MinForInterval] values of
-// either, or the bound cannot be told. Value is 0 where there is nothing to compare.
+// Ratio is the median of B divided by that of A. Low and High bound it with a
+// confidence of 95 %; both are 0 if there are fewer than [MinForInterval] values of
+// either, or the bound is not known. Value is 0 if there is nothing to compare.
 type Ratio struct {
 	Value float64 `json:"ratio"`
 	Low   float64 `json:"ratio_low,omitempty"`
@@ -76,12 +76,12 @@ type Ratio struct {
 const MinForInterval = 6
 
 // RatioOf compares the medians of b and a. The interval follows from those of the two
-// medians, which are values that occurred and suppose nothing about the distribution
-// (binomial ranks), combined as logarithms (MOVER: Donner and Zou, 2012). That takes the
-// values as independent of each other; those of one round share the machine's moods, so
-// that of interleaved arms the interval is rather too wide.
+// medians, which are values that occurred and assume nothing about the distribution
+// (binomial ranks), combined as logarithms (MOVER: Donner and Zou, 2012). That treats the
+// values as independent of each other; those of one round share the machine's state, so
+// that the interval of interleaved arms is rather too wide.
 func RatioOf[V ~float64](a, b []V) Ratio {
-	sa, sb := sorted(a), sorted(b)
+	sa, sb := Sorted(a), Sorted(b)
 	if len(sa) == 0 || len(sb) == 0 {
 		return Ratio{}
 	}
@@ -103,7 +103,7 @@ func RatioOf[V ~float64](a, b []V) Ratio {
 	return r
 }
 
-// Times is how many times b is a, to the thousandth; 0 when there is nothing to compare.
+// Times is b divided by a, to the thousandth; 0 when there is nothing to compare.
 func Times(a, b float64) float64 {
 	if !(a > 0) || !(b > 0) {
 		return 0
@@ -126,8 +126,8 @@ func finite[V ~float64](v V) V {
 	return v
 }
 
-// sorted copies the finite ones of values in order.
-func sorted[V ~float64](values []V) []V {
+// Sorted copies the finite ones of values in order.
+func Sorted[V ~float64](values []V) []V {
 	out := make([]V, 0, len(values))
 	for _, v := range values {
 		if f := float64(v); !math.IsNaN(f) && !math.IsInf(f, 0) {
@@ -147,16 +147,16 @@ func middle[V ~float64](s []V) V {
 	return a/2 + b/2
 }
 
-// nearestRank is the smallest value that at least p hundredths of s, at least one sorted
+// NearestRank is the smallest value that at least p hundredths of s, at least one sorted
 // value, do not exceed.
-func nearestRank[V ~float64](s []V, p int) V {
+func NearestRank[V ~float64](s []V, p int) V {
 	rank := (p*len(s) + 99) / 100 // rounded up, in whole numbers
 	return s[max(rank, 1)-1]
 }
 
-// medianRank is the largest k for which the median of a distribution lies between the k-th
+// medianRank is the largest k for which the median of a distribution is between the k-th
 // and the k-th last of n sorted values with 95 %, or 0 if there is none: the number of values
-// below the median is that of heads in n throws of a coin.
+// below the median is distributed as heads in n throws of a coin.
 func medianRank(n int) (k int) {
 	lg := func(n int) float64 { v, _ := math.Lgamma(float64(n) + 1); return v }
 	for sum := 0.0; k <= n/2; k++ {

@@ -72,8 +72,8 @@ func TestTrim(t *testing.T) {
 	}
 	// The trap of it: the p95 and p99 of what is left of 100 are the p91 and p95 of all.
 	values := upTo(100)
-	all, trimmed := sorted(values), Describe(Trim(values, 0.05))
-	if trimmed.P95 != nearestRank(all, 91) || trimmed.P99 != nearestRank(all, 95) {
+	all, trimmed := Sorted(values), Describe(Trim(values, 0.05))
+	if trimmed.P95 != NearestRank(all, 91) || trimmed.P99 != NearestRank(all, 95) {
 		t.Errorf("trimmed p95 %v and p99 %v; want the raw p91 and p95", trimmed.P95, trimmed.P99)
 	}
 }
@@ -186,10 +186,10 @@ func properties(t *testing.T, a, b []float64) {
 	if !slices.IsSorted(order) {
 		t.Errorf("%v: percentiles fall: %+v", a, d)
 	}
-	if s := sorted(a); len(s) > 0 {
+	if s := Sorted(a); len(s) > 0 {
 		var ranks []float64
 		for p := 0; p <= 100; p++ {
-			ranks = append(ranks, nearestRank(s, p))
+			ranks = append(ranks, NearestRank(s, p))
 		}
 		if !slices.IsSorted(ranks) || ranks[0] != d.Min || ranks[100] != d.Max || ranks[95] != d.P95 {
 			t.Errorf("%v: ranks %v", a, ranks)

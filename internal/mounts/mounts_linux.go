@@ -17,7 +17,7 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// A Source is what is mounted, opened.
+// A Source is an opened source of a mount.
 type Source struct {
 	Mount sandboxer.Mount
 	IsDir bool
@@ -25,8 +25,8 @@ type Source struct {
 	owner [2]uint32 // user and group on this machine
 }
 
-// Open opens what spec mounts, each through no symbolic link; Close closes it. What was opened is what is
-// mounted, whatever becomes of its name meanwhile. Kinds: Invalid for what cannot be mounted, Denied for what must
+// Open opens the mounts of spec, each through no symbolic link; Close closes them. The opened file is
+// mounted, even if its name changes meanwhile. Kinds: Invalid for what cannot be mounted, Denied for what must
 // not be, Unsupported for a file system that cannot map owners.
 func (o *Opener) Open(spec sandboxer.Spec) (sources []*Source, err error) {
 	if len(spec.Mounts) == 0 {
@@ -59,14 +59,14 @@ func Close(sources []*Source) {
 	}
 }
 
-// ID says which directory or file it is, by whatever name.
+// ID identifies the directory or file, whatever its name.
 func (s *Source) ID() (string, error) {
 	i, err := inodeOf(int(s.fd.Fd()))
 	return fmt.Sprintf("%d:%d", i.dev, i.ino), err
 }
 
-// open opens one source, through no symbolic link from where it is trusted: the root of
-// the configuration that it lies in, or the machine's.
+// open opens one source, through no symbolic link from a trusted directory: the root of
+// the configuration that contains it, or the machine's.
 func (o *Opener) open(m sandboxer.Mount, vouched bool, own *ownPlaces) (*Source, error) {
 	base, inRoot := o.rootOf(m)
 	if vouched {
@@ -84,10 +84,10 @@ func (o *Opener) open(m sandboxer.Mount, vouched bool, own *ownPlaces) (*Source,
 	root, err := openRoot(base)
 	switch {
 	case errors.Is(err, unix.ELOOP), errors.Is(err, unix.EXDEV):
-		return nil, refuse(err, "a symbolic link is on the way to %s, in which %s offers it, and none is followed", base, o.Extension).
-			WithHint("have the operator name in mounts.roots the directory that it leads to, if it was not put there by somebody else")
+		return nil, refuse(err, "there is a symbolic link in the path of %s, the root that %s offers, and links are not followed", base, o.Extension).
+			WithHint("if the link is yours, have the operator list the directory that it leads to in mounts.roots")
 	case err != nil:
-		return nil, refuse(err, "%s, which it is in, cannot be opened", base)
+		return nil, refuse(err, "%s, the root that it is in, cannot be opened", base)
 	}
 	defer unix.Close(root)
 	fd, err := openBeneath(root, rel, unix.O_NOFOLLOW)
@@ -95,7 +95,7 @@ func (o *Opener) open(m sandboxer.Mount, vouched bool, own *ownPlaces) (*Source,
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR):
 		return nil, refuse(err, "there is no such directory or file on the server's machine")
 	case errors.Is(err, unix.ELOOP), errors.Is(err, unix.EXDEV):
-		return nil, refuse(err, "a symbolic link is on the way there, and none is followed").WithHint("name the directory that it leads to")
+		return nil, refuse(err, "there is a symbolic link in the path, and links are not followed").WithHint("name the directory that it leads to")
 	case err != nil:
 		return nil, refuse(err, "it cannot be opened: %v", err)
 	}
@@ -108,7 +108,7 @@ func (o *Opener) open(m sandboxer.Mount, vouched bool, own *ownPlaces) (*Source,
 			s.IsDir = true
 		case unix.S_IFREG:
 		case unix.S_IFLNK:
-			err = refuse(nil, "it is a symbolic link, and none is followed").WithHint("name the directory that it leads to")
+			err = refuse(nil, "it is a symbolic link, and links are not followed").WithHint("name the directory that it leads to")
 		default:
 			err = refuse(nil, "it is neither a directory nor a regular file")
 		}
@@ -132,8 +132,8 @@ func (o *Opener) open(m sandboxer.Mount, vouched bool, own *ownPlaces) (*Source,
 	return s, nil
 }
 
-// openRoot opens what a source is opened beneath: through no symbolic link either, at no time. A root that lies in
-// another one, or in what a profile mounts, may have been made one by a sandbox, also before the server started.
+// openRoot opens the directory below which a source is opened: through no symbolic link either, ever. A sandbox may have
+// replaced a root by one, if the root is within another or within a profile's mount, even before the server started.
 func openRoot(base string) (int, error) {
 	top, err := unix.Open("/", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil || base == "/" {
@@ -143,14 +143,14 @@ func openRoot(base string) (int, error) {
 	return openBeneath(top, strings.TrimPrefix(base, "/"), unix.O_DIRECTORY)
 }
 
-// openBeneath opens what lies below the directory dir, through no symbolic link. One at the end is opened itself with
+// openBeneath opens a path below the directory dir, through no symbolic link. One at the end is opened itself with
 // O_NOFOLLOW in flags.
 func openBeneath(dir int, rel string, flags uint64) (int, error) {
 	return unix.Openat2(dir, rel, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC | flags,
 		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS})
 }
 
-// realPath is where what is open lies.
+// realPath is the path of the opened file.
 func (s *Source) realPath() (string, error) {
 	return os.Readlink(fmt.Sprintf("/proc/self/fd/%d", s.fd.Fd()))
 }
@@ -174,20 +174,20 @@ func nothingBelow(s *Source, refuse func(error, string, ...any) *sandboxer.Error
 	return nil
 }
 
-// writable refuses what is mounted read-only on this machine, or for this process, and would be so in the sandbox.
+// writable refuses a source that is mounted read-only on this machine, or for this process, and would be so in the sandbox.
 func writable(fd int, refuse func(error, string, ...any) *sandboxer.Error) error {
 	var st unix.Statfs_t
 	if err := unix.Fstatfs(fd, &st); err != nil {
 		return os.NewSyscallError("fstatfs", err)
 	}
 	if st.Flags&unix.ST_RDONLY != 0 {
-		return refuse(nil, "the server has it read-only, and it is asked for to be written to").
-			WithHint("ask for it read-only (:ro), or have a service of systemd write there (ReadWritePaths=)")
+		return refuse(nil, "the server has it read-only, and the mount asks for write access").
+			WithHint("mount it read-only (:ro), or allow the systemd service to write there (ReadWritePaths=)")
 	}
 	return nil
 }
 
-// An inode is a directory, by whatever name.
+// An inode is a directory, whatever its name.
 type inode struct{ dev, ino uint64 }
 
 func inodeOf(fd int) (inode, error) {
@@ -196,7 +196,7 @@ func inodeOf(fd int) (inode, error) {
 	return inode{st.Dev, st.Ino}, err
 }
 
-// ownPlaces are the broker's own directories, of which no sandbox sees anything.
+// ownPlaces are the broker's own directories. No sandbox sees anything of them.
 type ownPlaces struct {
 	paths []string
 	are   map[inode]string // each of them
@@ -218,13 +218,13 @@ func (o *Opener) ownPlaces() (*ownPlaces, error) {
 			err = out.add(real)
 		}
 		if err != nil {
-			return nil, sandboxer.E(sandboxer.Unavailable, err, "the server's own directory %s cannot be looked at", p)
+			return nil, sandboxer.E(sandboxer.Unavailable, err, "the server's own directory %s cannot be inspected", p)
 		}
 	}
 	return out, nil
 }
 
-// add notes what the directory, or the file, at p is, and what it lies in.
+// add notes which directory or file is at p, and its parents.
 func (o *ownPlaces) add(p string) error {
 	fi, err := os.Lstat(p)
 	if err != nil {
@@ -243,7 +243,7 @@ func (o *ownPlaces) add(p string) error {
 	})
 }
 
-// ancestors calls f with the directory at p and then with each that it lies in, until f says
+// ancestors calls f with the directory at p and then with each parent, until f returns
 // false.
 func ancestors(p string, f func(i inode, first bool) bool) error {
 	fd, err := unix.Open(p, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
@@ -275,8 +275,8 @@ func ancestorsOf(fd int, f func(i inode, first bool) bool) error {
 	}
 }
 
-// refuse refuses what is the broker's own, lies in it, or has it inside: by its name, and by
-// what it is where it has several.
+// refuse refuses what is the broker's own, is within it, or contains it: by its name, and by
+// its inode in case it has several names.
 func (o *ownPlaces) refuse(s *Source, refuse func(error, string, ...any) *sandboxer.Error) error {
 	no := func(own string) error {
 		return sandboxer.E(sandboxer.Denied, nil, "%s", sandboxer.Message(refuse(nil, "no sandbox sees anything of the server's own directory, %s", own)))
@@ -292,7 +292,7 @@ func (o *ownPlaces) refuse(s *Source, refuse func(error, string, ...any) *sandbo
 	}
 	dir, name := int(s.fd.Fd()), "."
 	if !s.IsDir {
-		// A file has no way up; its directory is looked for by name, and is right or not there.
+		// A file has no link to its parent; its directory is opened by name, and is right or does not exist.
 		dir, name = unix.AT_FDCWD, filepath.Dir(real)
 	} else {
 		i, err := inodeOf(dir)
@@ -318,9 +318,9 @@ func (o *ownPlaces) refuse(s *Source, refuse func(error, string, ...any) *sandbo
 	return err
 }
 
-// idMaps says how the owners on this machine of what is mounted look to the sandbox with the
-// range at base. To its user who the source belongs to is itself; all others that it has are, on
-// this machine, the IDs from IDShift on. Whoever else owns files here is nobody there.
+// idMaps maps the owners of a mount's files on this machine for the sandbox with the
+// range at base. The source's owner becomes the sandbox's user; all other IDs of the sandbox are, on
+// this machine, the IDs from IDShift on. All other owners of files here have no ID there.
 func idMaps(owner, user, base uint32) []syscall.SysProcIDMap {
 	one := func(host, inside, n uint32) syscall.SysProcIDMap {
 		return syscall.SysProcIDMap{ContainerID: int(host), HostID: int(base + inside), Size: int(n)}
@@ -339,7 +339,7 @@ func idMaps(owner, user, base uint32) []syscall.SysProcIDMap {
 		span(user+1, IDCount)
 		return maps
 	}
-	other := owner - IDShift // who would be that, is what the user would be
+	other := owner - IDShift // this ID and the user's change places
 	maps = append(maps, one(IDShift+user, other, 1))
 	lo, hi := min(user, other), max(user, other)
 	span(0, lo)
@@ -348,7 +348,7 @@ func idMaps(owner, user, base uint32) []syscall.SysProcIDMap {
 	return maps
 }
 
-// Tree returns a mount of what s is, without a place yet, for the user uid with the group gid inside, of a sandbox that has the
+// Tree returns a mount of s, without a mount point yet, for the user uid with the group gid inside, of a sandbox that has the
 // range of IDs at base. Unsupported: its file system cannot map owners.
 func (s *Source) Tree(uid, gid, base uint32) (int, error) {
 	space, err := IDSpace(idMaps(s.owner[0], uid, base), idMaps(s.owner[1], gid, base))
@@ -382,10 +382,10 @@ func unmappable(m sandboxer.Mount, err error) error {
 		return err
 	}
 	return sandboxer.E(sandboxer.Unsupported, err, "mount %s: its file system has no mounts that map user IDs", m.Source).
-		WithHint("ext4, xfs and btrfs have; or give a directory as the repo input: it is copied")
+		WithHint("use ext4, xfs or btrfs; or give a directory as the repo input: it is copied")
 }
 
-// inDir reports whether p is dir, or lies in it.
+// inDir reports whether p is dir, or within it.
 func inDir(p, dir string) bool {
 	return p == dir || strings.HasPrefix(p, strings.TrimSuffix(dir, "/")+"/")
 }
@@ -435,12 +435,12 @@ func unescapeMount(s string) string {
 	return b.String()
 }
 
-// IDSpace makes a user namespace that maps the owners of files to whom they are seen as. It
+// IDSpace makes a user namespace that maps the owners of files. It
 // takes a process, which ends before it has run.
 func IDSpace(uids, gids []syscall.SysProcIDMap) (*os.File, error) {
 	runtime.LockOSThread() // whose end would be the child's
 	defer runtime.UnlockOSThread()
-	p, err := os.StartProcess("/proc/self/exe", []string{"sandboxer-ids"}, &os.ProcAttr{Sys: &syscall.SysProcAttr{
+	p, err := os.StartProcess("/proc/self/exe", []string{"sandboxer-ids"}, &os.ProcAttr{Env: []string{}, Sys: &syscall.SysProcAttr{
 		Cloneflags: unix.CLONE_NEWUSER, UidMappings: uids, GidMappings: gids, Ptrace: true, Pdeathsig: syscall.SIGKILL,
 	}})
 	if err != nil {

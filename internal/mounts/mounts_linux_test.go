@@ -11,8 +11,8 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// TestLinkedRoot: who has a directory mounted that roots, or what others mount, lie in, leads nobody out by a
-// link in their place, whoever asks; one that leads elsewhere in the directory is no other.
+// TestLinkedRoot: a sandbox that mounts a directory above a root, or above others' mounts, cannot lead any caller out by a
+// link in their place; a link that leads elsewhere in the directory does not help either.
 func TestLinkedRoot(t *testing.T) {
 	dir, err := filepath.EvalSymlinks(t.TempDir())
 	if err != nil {

@@ -8,15 +8,15 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// Nothing is mounted but on Linux; Can says so.
+// Mounts work only on Linux; Can says so.
 
-// A Source is what is mounted, opened.
+// A Source is an opened source of a mount.
 type Source struct {
 	Mount sandboxer.Mount
 	IsDir bool
 }
 
-var errOther = sandboxer.E(sandboxer.Unsupported, nil, "directories are mounted on Linux alone; this is %s", runtime.GOOS)
+var errOther = sandboxer.E(sandboxer.Unsupported, nil, "directories can be mounted only on Linux; this is %s", runtime.GOOS)
 
 // Can refuses.
 func Can(string) error { return errOther }
@@ -42,9 +42,9 @@ func (s *Source) Inside(string) (string, bool) { return "", false }
 func (s *Source) Holds(string, sandboxer.Mount, bool) error { return errOther }
 
 // Try refuses.
-func Try([]*Source) error { return errOther }
+func try([]*Source) error { return errOther }
 
-// At is no place.
+// At returns no path.
 func At(string, int) string { return "" }
 
 // A Space is where an engine sees mounts.

@@ -16,14 +16,14 @@ import (
 // Can refuses, as Unsupported, where this process may not make mounts that map owners.
 func Can(extension string) error {
 	if os.Geteuid() != 0 {
-		return sandboxer.E(sandboxer.Unsupported, nil, "%s mounts nothing where the server is an ordinary user, who cannot map the owners of files", extension).
+		return sandboxer.E(sandboxer.Unsupported, nil, "%s cannot mount while the server runs as an ordinary user, who cannot map the owners of files", extension).
 			WithHint("run the server as root, or give a directory as the repo input: it is copied")
 	}
 	return nil
 }
 
-// Try refuses sources that no mount can be made of.
-func Try(sources []*Source) error {
+// try refuses sources that cannot be mounted.
+func try(sources []*Source) error {
 	for _, s := range sources {
 		fd, err := s.Tree(0, 0, 0)
 		if err != nil {
@@ -45,10 +45,10 @@ func told(s *Source, err error) error {
 func At(place string, i int) string { return filepath.Join(place, fmt.Sprint(i)) }
 
 // Show makes the directory place, which only root enters, and shows the sources in it (At), with their owners mapped for
-// the user uid with the group gid, whose numbers are the same inside and on this machine. They lie on a file
-// system of their own, so that who does not see it (in another mount namespace, on another machine) finds
-// nothing rather than something else. It is made where space is, in which place has to be the same directory; else the error is ErrApart.
-// Hide takes it away, also where Show failed or its process died.
+// the user uid with the group gid, whose numbers are the same inside and on this machine. They are on a file
+// system of their own, so that a process that does not see it (in another mount namespace, on another machine) finds
+// nothing rather than something else. It is made in space, where place has to be the same directory; else the error is ErrApart.
+// Hide removes it, even if Show failed or its process died.
 func Show(place string, sources []*Source, uid, gid uint32, space *Space) error {
 	if err := os.MkdirAll(place, 0o700); err != nil {
 		return err
@@ -102,11 +102,11 @@ func show(at string, isDir bool, tree int) error {
 	return os.NewSyscallError("move_mount", unix.MoveMount(tree, "", unix.AT_FDCWD, at, unix.MOVE_MOUNT_F_EMPTY_PATH))
 }
 
-// Hide takes away what Show has made; whoever uses it keeps it. That nothing is there is success. Sources
-// are left alone: nothing but empty directories are removed, that of the place and what an engine that did not see what is shown has
-// made there. What was made in another namespace goes there with the directory that it is on, without space; but where that one's
-// mounts come here, too, as to a service of systemd, and something else lies over them, the error is EBUSY until Hide is called with it.
-// Where the place lies in another directory there, what is mounted there is left alone, and the error is ErrApart.
+// Hide removes what Show has made; a process that uses it keeps it. Absence is success. Sources
+// are left alone: only empty directories are removed, that of the place and those that an engine that did not see the mounts has
+// made there. A mount in another namespace goes with its directory there, without space; but if that namespace's
+// mounts propagate here, as with a service of systemd, and another mount covers them, the error is EBUSY until Hide is called with space.
+// If the place is in another directory there, mounts there are left alone, and the error is ErrApart.
 func Hide(place string, space *Space) error {
 	here, err := os.Lstat(place)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -116,7 +116,7 @@ func Hide(place string, space *Space) error {
 		return err
 	}
 	if space != nil {
-		// What is over the place may differ; where it lies may not.
+		// What is mounted over the place may differ; its directory may not.
 		parent, err := os.Lstat(filepath.Dir(place))
 		if err != nil {
 			return err
@@ -152,8 +152,8 @@ func Hide(place string, space *Space) error {
 	return nil
 }
 
-// Holds refuses, as Invalid, a target in what s shows, at rel below it, that cannot be mounted at: through a symbolic link, of
-// another kind than what comes there, or missing where nothing can be made.
+// Holds refuses, as Invalid, a target within the mount of s, at rel below it, that cannot be a mount point: through a symbolic link, of
+// another kind than its source, or missing where nothing can be made.
 func (s *Source) Holds(rel string, target sandboxer.Mount, isDir bool) error {
 	refuse := func(err error, why string) error {
 		return sandboxer.E(sandboxer.Invalid, err, "mount %s:%s: %s", target.Source, target.Target, why)
@@ -161,9 +161,9 @@ func (s *Source) Holds(rel string, target sandboxer.Mount, isDir bool) error {
 	fd, err := openBeneath(int(s.fd.Fd()), rel, unix.O_NOFOLLOW)
 	switch {
 	case errors.Is(err, unix.ENOENT) && s.Mount.ReadOnly:
-		return refuse(err, "it is not there, and what it lies in is read-only")
+		return refuse(err, "it does not exist, and its directory is read-only")
 	case errors.Is(err, unix.ENOENT):
-		// What is there of the way to it, a link that leads nowhere too.
+		// The existing part of the path to it, including a dangling link.
 		up := filepath.Dir(rel)
 		if up == "." {
 			return nil
@@ -174,17 +174,17 @@ func (s *Source) Holds(rel string, target sandboxer.Mount, isDir bool) error {
 	case errors.Is(err, unix.ELOOP), errors.Is(err, unix.EXDEV):
 		return refuse(err, "a symbolic link is on the way there")
 	case err != nil:
-		return refuse(err, "it cannot be looked at")
+		return refuse(err, "it cannot be inspected")
 	}
 	defer unix.Close(fd)
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
-		return refuse(err, "it cannot be looked at")
+		return refuse(err, "it cannot be inspected")
 	}
 	return Fits(target, isDir, st.Mode&unix.S_IFMT == unix.S_IFDIR, st.Mode&unix.S_IFMT == unix.S_IFLNK)
 }
 
-// unmount takes away all that is mounted on place.
+// unmount removes all mounts on place.
 func unmount(place string) error {
 	for {
 		err := unix.Unmount(place, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
@@ -224,7 +224,7 @@ func (s *Source) In(pid int) (bool, error) {
 	return there == here, errors.Join(err, herr)
 }
 
-// Inside returns target's way below what s is shown at.
+// Inside returns target's path below the mount point of s.
 func (s *Source) Inside(target string) (rel string, ok bool) {
 	return strings.CutPrefix(target, s.Mount.Target+"/")
 }

@@ -39,7 +39,7 @@ func TestPlace(t *testing.T) {
 	sources, err := o.Open(sandboxer.Spec{Vouched: []string{sandboxer.RestrictedMounts},
 		Mounts: []sandboxer.Mount{{Source: src, Target: "/a"}, {Source: filepath.Join(src, "f"), Target: "/f", ReadOnly: true}}})
 	if err == nil {
-		err = Try(sources)
+		err = try(sources)
 	}
 	if sandboxer.KindOf(err) == sandboxer.Unsupported {
 		t.Skip(err)
@@ -82,7 +82,7 @@ func TestPlace(t *testing.T) {
 	}
 }
 
-// TestIn: what a process has at a target is told from anything else, and from the same where owners are others.
+// TestIn: a process's mount at a target is distinguished from anything else, and from the same with other owners.
 func TestIn(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
@@ -184,7 +184,7 @@ func TestPeer(t *testing.T) {
 			}
 			sources, err := (&Opener{}).Open(sandboxer.Spec{Vouched: []string{sandboxer.RestrictedMounts}, Mounts: []sandboxer.Mount{{Source: src, Target: "/a"}}})
 			if err == nil {
-				err = Try(sources)
+				err = try(sources)
 			}
 			if sandboxer.KindOf(err) == sandboxer.Unsupported {
 				t.Skip(err)
@@ -315,7 +315,7 @@ func serve(t *testing.T, dir string) {
 	defer space.Close()
 	sources, err := (&Opener{}).Open(sandboxer.Spec{Vouched: []string{sandboxer.RestrictedMounts}, Mounts: []sandboxer.Mount{{Source: dir + "/src", Target: "/a"}}})
 	if err == nil {
-		err = Try(sources)
+		err = try(sources)
 	}
 	if sandboxer.KindOf(err) == sandboxer.Unsupported {
 		t.Skip(err)

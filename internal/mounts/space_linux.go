@@ -11,14 +11,14 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/namespaces"
 )
 
-// A Space is where an engine sees mounts; nil is where this process makes them anyway.
+// A Space is the mount namespace of an engine; nil is that of this process.
 type Space struct{ ns *os.File }
 
 // ErrApart says that an engine sees mounts elsewhere, where this process may not make any.
 var ErrApart = errors.New("the engine is in another mount namespace, which this process may not enter")
 
-// Peer returns where whoever listens at the other end of a Unix socket sees mounts. Of a socket that a service was given
-// it tells of who gave it, systemd. ErrApart: it is another namespace, and cannot be entered. Close closes what it returns.
+// Peer returns the mount namespace of the process that listens at the other end of a Unix socket. For a socket that a service
+// inherited that is the process that gave it, systemd. ErrApart: it is another namespace, and cannot be entered. Close closes the result.
 func Peer(fd int) (*Space, error) {
 	cred, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
 	if err != nil {
@@ -35,7 +35,7 @@ func Peer(fd int) (*Space, error) {
 		return nil, err
 	}
 	s := &Space{ns}
-	// Who listens lives as long as the connection: the number was not another one's.
+	// The listening process lives as long as the connection: so the number was not another process's.
 	poll := []unix.PollFd{{Fd: int32(fd)}}
 	if _, err := unix.Poll(poll, 0); err != nil || poll[0].Revents&(unix.POLLHUP|unix.POLLERR) != 0 {
 		s.Close()
@@ -54,14 +54,14 @@ func Peer(fd int) (*Space, error) {
 	return s, nil
 }
 
-// Close lets go of it.
+// Close closes it.
 func (s *Space) Close() {
 	if s != nil {
 		s.ns.Close()
 	}
 }
 
-// do calls f where the mounts are seen.
+// do calls f in the namespace.
 func (s *Space) do(f func() error) error {
 	if s == nil {
 		return f()

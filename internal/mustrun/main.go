@@ -1,14 +1,16 @@
-// Command mustrun reads the output of go test -json and prints what a person wants to
-// know of it: each package's result and whatever failed. It fails when a test failed
-// and also when one that must run (the file given) was skipped or did not run: a suite
+// Command mustrun reads the output of go test -json and prints what a person needs to
+// know of it: each package's result and all failures. It fails when a test failed
+// and also when one that must run (the files given) was skipped or did not run: a suite
 // that quietly skips proves nothing.
 package main
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"regexp"
 	"slices"
@@ -24,16 +26,20 @@ type event struct {
 }
 
 func main() {
-	if len(os.Args) != 2 {
-		fmt.Fprintln(os.Stderr, "usage: go test -json ./... | mustrun FILE")
+	if len(os.Args) < 2 {
+		fmt.Fprintln(os.Stderr, "usage: go test -json ./... | mustrun FILE...")
 		os.Exit(2)
 	}
-	list, err := os.ReadFile(os.Args[1])
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "mustrun:", err)
-		os.Exit(2)
+	var must []string
+	for _, name := range os.Args[1:] {
+		list, err := os.ReadFile(name)
+		if err != nil {
+			fmt.Fprintln(os.Stderr, "mustrun:", err)
+			os.Exit(2)
+		}
+		must = append(must, parseList(string(list))...)
 	}
-	ok, err := report(os.Stdin, os.Stdout, parseList(string(list)))
+	ok, err := report(os.Stdin, os.Stdout, must)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "mustrun:", err)
 		os.Exit(2)
@@ -55,14 +61,15 @@ func parseList(s string) []string {
 	return out
 }
 
-// report copies the essence of the events from r to w and says whether all is well.
+// report copies the essence of the events from r to w and says whether everything passed.
 func report(r io.Reader, w io.Writer, must []string) (ok bool, err error) {
 	ok = true
 	result := map[string]string{} // "package Test" → pass, fail, skip
 	output := map[string][]string{}
 	var passed, failed, skipped int
-	var cut []string  // tests that did not end
-	var said []string // by tests that failed, in short
+	var cut []string             // tests that did not end
+	var said []string            // by tests that failed, in short
+	took := map[string]float64{} // seconds of each package that ran
 	sc := bufio.NewScanner(r)
 	sc.Buffer(make([]byte, 1<<20), 16<<20)
 	for sc.Scan() {
@@ -85,7 +92,7 @@ func report(r io.Reader, w io.Writer, must []string) (ok bool, err error) {
 					ok = false
 					fmt.Fprint(w, strings.Join(output[key], ""))
 					// A test that the package's end overtook (a time-out, a panic) has no
-					// end of its own, and what it printed is where the stacks are.
+					// end of its own, and its output has the stacks.
 					for _, k := range unfinished(output, e.Package) {
 						cut = append(cut, k)
 						fmt.Fprint(w, strings.Join(clip(output[k]), ""))
@@ -94,6 +101,7 @@ func report(r io.Reader, w io.Writer, must []string) (ok bool, err error) {
 				}
 				if e.Action != "skip" { // a package without tests
 					fmt.Fprintf(w, "%-4s %s %.1fs\n", e.Action, e.Package, e.Elapsed)
+					took[e.Package] += e.Elapsed
 				}
 				break
 			}
@@ -133,11 +141,19 @@ func report(r io.Reader, w io.Writer, must []string) (ok bool, err error) {
 	for _, k := range cut {
 		fmt.Fprintf(w, "FAIL %s did not end\n", k)
 	}
+	slowest := slices.SortedFunc(maps.Keys(took), func(a, b string) int { return cmp.Or(cmp.Compare(took[b], took[a]), cmp.Compare(a, b)) })
+	fmt.Fprintln(w, "slowest packages:")
+	for _, p := range slowest[:min(maxSlowest, len(slowest))] {
+		fmt.Fprintf(w, "%7.1fs %s\n", took[p], p)
+	}
 	fmt.Fprintf(w, "%d passed, %d failed, %d skipped\n", passed, failed+len(cut), skipped)
 	return ok, nil
 }
 
-// Of each test that failed a few lines are repeated at the end, where they are found when
+// maxSlowest is how many of the slowest packages are listed.
+const maxSlowest = 10
+
+// A few lines of each failed test are repeated at the end, where they are visible when
 // a program's log has buried them.
 const (
 	maxSaid  = 8
@@ -156,7 +172,7 @@ func essence(test string, lines []string) (out []string) {
 	return out
 }
 
-// maxLines is how much of a test that did not end is copied, in lines: the stacks of a
+// maxLines bounds how much of an unfinished test's output is copied, in lines: the stacks of a
 // large program would bury everything else.
 const maxLines = 1000
 
@@ -172,7 +188,7 @@ func unfinished(output map[string][]string, pkg string) []string {
 	return out
 }
 
-// clip leaves out the middle of what is longer than maxLines.
+// clip leaves out the middle of output that is longer than maxLines.
 func clip(lines []string) []string {
 	if len(lines) <= maxLines {
 		return lines

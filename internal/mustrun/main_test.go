@@ -18,12 +18,12 @@ func TestReport(t *testing.T) {
 		ok                 bool
 		want               []string
 	}{
-		{"all well", events, "p TestA # the suite\n", true, []string{"pass p 1.5s", "skip p TestB: b_test.go:7: no engine here", "1 passed, 0 failed, 1 skipped"}},
+		{"all well", events, "p TestA # the suite\n", true, []string{"pass p 1.5s", "skip p TestB: b_test.go:7: no engine here", "slowest packages:\n    1.5s p\n1 passed, 0 failed, 1 skipped"}},
 		{"skipped but must run", events, "p TestB", false, []string{"FAIL p TestB was skipped, but must run"}},
 		{"absent", events, "p TestC", false, []string{"FAIL p TestC did not run, but must"}},
 		{"failed", `{"Action":"output","Package":"p","Test":"TestA","Output":"why\n"}` + "\n" + `{"Action":"fail","Package":"p","Test":"TestA"}`, "p TestA", false, []string{"why\n", "0 passed, 1 failed"}},
-		{"failed under a long log", `{"Action":"output","Package":"p","Test":"TestA","Output":"    a_test.go:7: too few\n"}` + "\n" + strings.Repeat(`{"Action":"output","Package":"p","Test":"TestA","Output":"        level=INFO\n"}`+"\n", 1000) + `{"Action":"fail","Package":"p","Test":"TestA"}`, "", false, []string{"level=INFO\nFAIL p TestA\n    a_test.go:7: too few\n0 passed, 1 failed"}},
-		{"cut off", `{"Action":"output","Package":"p","Test":"TestA","Output":"panic: test timed out\n"}` + "\n" + `{"Action":"output","Package":"pp","Test":"TestA","Output":"of another package\n"}` + "\n" + `{"Action":"fail","Package":"p"}`, "", false, []string{"panic: test timed out\n", "FAIL p TestA did not end\n0 passed, 1 failed"}},
+		{"failed under a long log", `{"Action":"output","Package":"p","Test":"TestA","Output":"    a_test.go:7: too few\n"}` + "\n" + strings.Repeat(`{"Action":"output","Package":"p","Test":"TestA","Output":"        level=INFO\n"}`+"\n", 1000) + `{"Action":"fail","Package":"p","Test":"TestA"}`, "", false, []string{"level=INFO\nFAIL p TestA\n    a_test.go:7: too few\nslowest packages:\n0 passed, 1 failed"}},
+		{"cut off", `{"Action":"output","Package":"p","Test":"TestA","Output":"panic: test timed out\n"}` + "\n" + `{"Action":"output","Package":"pp","Test":"TestA","Output":"of another package\n"}` + "\n" + `{"Action":"fail","Package":"p"}`, "", false, []string{"panic: test timed out\n", "FAIL p TestA did not end\nslowest packages:\n    0.0s p\n0 passed, 1 failed"}},
 		{"package does not build", `{"Action":"build-output","ImportPath":"p","Output":"p.go:1: broken\n"}` + "\n" + `{"Action":"fail","Package":"p"}`, "", false, []string{"broken"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -1,7 +1,7 @@
 //go:build linux
 
-// Package namespaces does things in other namespaces of Linux than this process is in: each on a thread of its own, which
-// ends with it, so that nothing else of this process is ever there.
+// Package namespaces works in other namespaces of Linux than this process is in: each time on a thread of its own, which
+// ends with the work, so that nothing else of this process is ever there.
 package namespaces
 
 import (
@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// OnThread calls f on a thread that ends with it, and with what f has made of it: the namespaces it is in.
+// OnThread calls f on a thread that ends with it, and with the namespaces that f has put it in.
 func OnThread(f func() error) error {
 	done := make(chan error, 1)
 	go func() {
@@ -33,7 +33,7 @@ func OnThread(f func() error) error {
 	return <-done
 }
 
-// InNetwork calls f in the network namespace that netns is open on. What f opens there, as a listener, stays there;
+// InNetwork calls f in the network namespace that netns is open on. Sockets that f opens there, such as a listener, stay there;
 // goroutines that it starts are not in it. Entering it takes CAP_SYS_ADMIN.
 func InNetwork(netns *os.File, f func() error) error {
 	return OnThread(func() error {
@@ -44,7 +44,7 @@ func InNetwork(netns *os.File, f func() error) error {
 	})
 }
 
-// InNetworkAt is InNetwork in the namespace that is at a path, as /run/netns/NAME or /proc/PID/ns/net.
+// InNetworkAt is InNetwork for the namespace at a path, such as /run/netns/NAME or /proc/PID/ns/net.
 func InNetworkAt(path string, f func() error) error {
 	netns, err := os.Open(path)
 	if err != nil {

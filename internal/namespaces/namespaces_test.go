@@ -15,7 +15,7 @@ import (
 
 const own = "/proc/thread-self/ns/net"
 
-// What is done elsewhere is done on threads that are nobody else's before or after: none of this process's is
+// Work in other namespaces uses threads that do nothing else before or after: none of this process's is
 // left there, and the first one, which stands for the process, never goes.
 func TestInNetwork(t *testing.T) {
 	if os.Geteuid() != 0 {

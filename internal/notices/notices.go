@@ -1,5 +1,5 @@
-// Package notices passes on to many what one of them notices: that something happened to a sandbox. An adapter
-// with sandboxer.Notifier tells it here.
+// Package notices passes each notice about a sandbox on to many listeners. An adapter
+// with sandboxer.Notifier reports here that something happened to a sandbox.
 package notices
 
 import (
@@ -10,11 +10,11 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// MaxWaiting bounds the sandboxes of which one listener was told and has not taken the notice. The sequence of one that
-// lets more come together ends.
+// MaxWaiting bounds the sandboxes with notices that one listener has not taken. The sequence of a listener that
+// exceeds it ends.
 const MaxWaiting = 10_000
 
-// A Hub takes notices and gives each to all who listen. The zero value is ready for use.
+// A Hub takes notices and gives each to all listeners. The zero value is ready for use.
 type Hub struct {
 	mu        sync.Mutex
 	listeners map[*listener]struct{}
@@ -25,7 +25,7 @@ type listener struct {
 	changed chan struct{}       // one slot
 }
 
-// Tell tells that something happened to the sandbox id. It never waits.
+// Tell reports that something happened to the sandbox id. It never waits.
 func (h *Hub) Tell(id string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -43,8 +43,8 @@ func (h *Hub) Tell(id string) {
 	}
 }
 
-// Listen yields the sandboxes of which Tell is told from now on, each once for all that is told before it is
-// taken, until ctx is done, as sandboxer.Notifier wants it. The sequence is for one use, and listens until
+// Listen yields the sandboxes that Tell reports from now on, each once for all reports before it is
+// taken, until ctx is done, as sandboxer.Notifier requires. The sequence is for one use, and listens until
 // then.
 func (h *Hub) Listen(ctx context.Context) iter.Seq2[string, error] {
 	l := &listener{waiting: map[string]struct{}{}, changed: make(chan struct{}, 1)}
@@ -59,7 +59,7 @@ func (h *Hub) Listen(ctx context.Context) iter.Seq2[string, error] {
 		defer h.mu.Unlock()
 		delete(h.listeners, l)
 	}
-	context.AfterFunc(ctx, leave) // also if nobody takes the sequence
+	context.AfterFunc(ctx, leave) // also if the caller never takes the sequence
 	return func(yield func(string, error) bool) {
 		defer leave()
 		for {
@@ -76,7 +76,7 @@ func (h *Hub) Listen(ctx context.Context) iter.Seq2[string, error] {
 			}
 			h.mu.Unlock()
 			if told == nil {
-				yield("", sandboxer.E(sandboxer.Exhausted, nil, "more than %d sandboxes had something happen to them that nobody took notice of", MaxWaiting))
+				yield("", sandboxer.E(sandboxer.Exhausted, nil, "more than %d sandboxes had changes that were not handled", MaxWaiting))
 				return
 			}
 			for id := range told {

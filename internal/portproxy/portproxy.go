@@ -1,12 +1,12 @@
 // Package portproxy carries HTTP between callers outside and open ports of sandboxes.
-// It trusts neither side: what a sandbox answers must not reach beyond its own port,
+// It trusts neither side: a sandbox's answer must not affect anything beyond its own port,
 // and no credential of the broker may reach the sandbox.
 //
 // A port has an address of its own where the operator has given a domain for it,
-// https://<port>-<id>.<domain>/, and otherwise lies below /p/ on the broker's own
-// address, where browsers are told to keep it apart (Content-Security-Policy:
-// sandbox). Who may come is the manager's decision (Visit): somebody with a key, or with a
-// token, which a signed URL has in it.
+// https://<port>-<id>.<domain>/, and otherwise is below /p/ on the broker's own
+// address, where a header makes browsers isolate it (Content-Security-Policy:
+// sandbox). The manager decides who may visit (Visit): a caller with a key, or with a
+// token, which a signed URL contains.
 package portproxy
 
 import (
@@ -17,7 +17,6 @@ import (
 	"net"
 	"net/http"
 	"net/http/httputil"
-	"net/netip"
 	"net/url"
 	"slices"
 	"strconv"
@@ -26,22 +25,17 @@ import (
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/access"
 	"github.com/sand-boxer/sandboxer/internal/edge"
 	"github.com/sand-boxer/sandboxer/internal/halfclose"
 	"github.com/sand-boxer/sandboxer/internal/manager"
 )
 
-// Where callers put a token.
-const (
-	Path        = "/p/"               // /p/<token>/…; also /p/<id>/<port>/… for principals
-	TokenHeader = "X-Sandboxer-Token" // for programs
-	TokenQuery  = "sbx_token"         // on a name of its own; browsers get a cookie for it
-)
+// Path is where ports are without a name of their own: /p/<token>/…, and /p/<id>/<port>/… for principals.
+const Path = "/p/"
 
 const (
-	cookieName   = "sbx-port"
-	cookiePrefix = "sbx-port." // of a sandbox's cookies below Path
-	keyPrefix    = "sbx_key_"
+	cookiePrefix = edge.PortCookie + "." // of a sandbox's cookies below Path
 
 	dialLimit   = 15 * time.Second
 	streamIdle  = 15 * time.Minute // nothing moves: the stream is cut, and the sandbox not in use any more
@@ -51,17 +45,23 @@ const (
 	maxAllPools = 512
 )
 
-// Proxy serves ports of sandboxes. Close lets go of idle connections.
+// Sandboxes opens the way to ports, for the principal of ctx or with a token. Its errors have kinds.
+type Sandboxes interface {
+	Visit(ctx context.Context, a manager.PortAccess) (*manager.Visit, error)
+}
+
+// Proxy serves ports of sandboxes. Close closes idle connections.
 type Proxy struct {
-	m    *manager.Manager
+	sandboxes Sandboxes
+
 	base *url.URL
 	pool *http.Transport
 }
 
-// New returns a proxy in front of m. base is the address below whose host every port has
-// a name of its own; nil means that ports lie below Path only.
-func New(m *manager.Manager, base *url.URL) *Proxy {
-	p := &Proxy{m: m, base: base}
+// New returns a proxy in front of sandboxes. base is the address below whose host every port has
+// a name of its own; nil means that ports are below Path only.
+func New(sandboxes Sandboxes, base *url.URL) *Proxy {
+	p := &Proxy{sandboxes: sandboxes, base: base}
 	p.pool = &http.Transport{
 		DialContext: func(ctx context.Context, network, addr string) (net.Conn, error) {
 			v, _ := ctx.Value(visitKey{}).(*manager.Visit)
@@ -93,8 +93,8 @@ func New(m *manager.Manager, base *url.URL) *Proxy {
 // Close closes idle connections to sandboxes.
 func (p *Proxy) Close() { p.pool.CloseIdleConnections() }
 
-// Door is the proxy as a door of an edge. Pages of sandboxes may be of any origin: whose
-// credential a browser could add by itself, its cookie, is held against the origin here.
+// Door is the proxy as a door of an edge. Pages of sandboxes may be of any origin: the origin
+// is checked here for the one credential that a browser adds on its own, a cookie.
 func (p *Proxy) Door() edge.Door {
 	return edge.Door{Name: "port proxy", Path: Path, Routes: p, AnyOrigin: true, Host: func(host string) bool {
 		_, _, ok := p.host(host)
@@ -104,8 +104,8 @@ func (p *Proxy) Door() edge.Door {
 
 type visitKey struct{}
 
-// host returns the sandbox and the port that host, as a request has it, is the name
-// of; false if it is not below the proxy's own.
+// host returns the sandbox and the port that host, as in a request, names;
+// false if it is not below the proxy's own.
 func (p *Proxy) host(host string) (id string, port int, ok bool) {
 	if p.base == nil {
 		return "", 0, false
@@ -117,7 +117,7 @@ func (p *Proxy) host(host string) (id string, port int, ok bool) {
 	if !ok {
 		return "", 0, false
 	}
-	// Whatever is below the domain belongs to the proxy, also what cannot exist.
+	// Every name below the domain belongs to the proxy, even one that cannot exist.
 	number, id, _ := strings.Cut(label, "-")
 	if n, err := strconv.ParseUint(number, 10, 16); err == nil && n > 0 && number[0] != '0' && sandboxer.CheckID(id) == nil {
 		return id, int(n), true
@@ -126,13 +126,13 @@ func (p *Proxy) host(host string) (id string, port int, ok bool) {
 }
 
 // URL returns the address of a port: by its own name if there is a domain for that, or
-// below base, the broker's own address; "" if there is neither. With a token it lets its
-// bearer in.
+// below base, the broker's own address; "" if there is neither. With a token it gives its
+// bearer access.
 func (p *Proxy) URL(base *url.URL, id string, port int, token sandboxer.Secret) string {
 	if p.base != nil {
 		u := url.URL{Scheme: p.base.Scheme, Host: strconv.Itoa(port) + "-" + id + "." + p.base.Host, Path: "/"}
 		if token != "" {
-			u.RawQuery = url.Values{TokenQuery: {token.Reveal()}}.Encode()
+			u.RawQuery = url.Values{edge.TokenQuery: {token.Reveal()}}.Encode()
 		}
 		return u.String()
 	}
@@ -147,10 +147,10 @@ func (p *Proxy) URL(base *url.URL, id string, port int, token sandboxer.Secret) 
 }
 
 var errNoPort = sandboxer.E(sandboxer.Unauthenticated, nil, "there is no such port, or it is private").
-	WithHint("ask its owner for a signed URL (sandboxer port url), or send an API key")
+	WithHint("ask its owner for a signed URL (sandboxer port url ID PORT), or send an API key")
 
-// pattern is the one of every route of the proxy: in metrics there are not as many as
-// there are ports.
+// pattern is the pattern of every route of the proxy: so metrics do not have one for each
+// port.
 const pattern = "port proxy"
 
 // Routes implements edge.Router.
@@ -174,7 +174,7 @@ func (p *Proxy) Route(r *http.Request) edge.Route {
 	return p.byPath(r)
 }
 
-// portRoute is the way to a port. r is what the sandbox is to get: without what was meant for
+// portRoute is the route to a port. r is the request for the sandbox: without what was meant for
 // the proxy.
 func (p *Proxy) portRoute(a manager.PortAccess, at mount, r *http.Request) edge.Route {
 	access := edge.Needs(sandboxer.ScopeWrite)
@@ -203,11 +203,11 @@ func (p *Proxy) portRoute(a manager.PortAccess, at mount, r *http.Request) edge.
 	})}
 }
 
-// visit opens the way to a port: with a token, or for the principal in ctx. The ctx that
-// it returns has the visit in it, and ends when the visitor has to go.
+// visit opens the way to a port: with a token, or for the principal in ctx. The returned ctx
+// has the visit in it, and ends when the visit has to end.
 func (p *Proxy) visit(ctx context.Context, a manager.PortAccess) (context.Context, *manager.Visit, func(), error) {
 	ctx, cancel := edge.Stream(ctx)
-	v, err := p.m.Visit(ctx, a)
+	v, err := p.sandboxes.Visit(ctx, a)
 	if err != nil {
 		cancel(nil)
 		return nil, nil, nil, err
@@ -220,12 +220,12 @@ func (p *Proxy) visit(ctx context.Context, a manager.PortAccess) (context.Contex
 	}, nil
 }
 
-// exchangeRoute is the way of a browser that comes with a token in its address.
+// exchangeRoute is the route for a browser that comes with a token in its address.
 func (p *Proxy) exchangeRoute(a manager.PortAccess, c http.Cookie, r *http.Request) edge.Route {
 	return openRoute(func(w http.ResponseWriter, in *http.Request) { p.exchange(w, r.WithContext(in.Context()), a, c) })
 }
 
-// openRoute is a route on which nobody is identified and no sandbox is reached.
+// openRoute is a route that identifies no caller and reaches no sandbox.
 func openRoute(h http.HandlerFunc) edge.Route {
 	return edge.Route{Pattern: pattern, Access: edge.Anyone(), Handler: h}
 }
@@ -247,16 +247,16 @@ func (p *Proxy) byHost(r *http.Request, id string, port int) edge.Route {
 	q := r.URL.Query()
 	cookie := p.cookie()
 	switch {
-	case r.Header.Get(TokenHeader) != "":
-		a.Token = sandboxer.Secret(r.Header.Get(TokenHeader))
-	case q.Has(TokenQuery):
-		a.Token = sandboxer.Secret(q.Get(TokenQuery))
-		r = withoutQuery(r, TokenQuery)
+	case r.Header.Get(edge.TokenHeader) != "":
+		a.Token = sandboxer.Secret(r.Header.Get(edge.TokenHeader))
+	case q.Has(edge.TokenQuery):
+		a.Token = sandboxer.Secret(q.Get(edge.TokenQuery))
+		r = withoutQuery(r, edge.TokenQuery)
 		if (r.Method == http.MethodGet || r.Method == http.MethodHead) && strings.Contains(r.Header.Get("Accept"), "text/html") {
 			return p.exchangeRoute(a, cookie, r)
 		}
 	default:
-		if c, err := r.Cookie(cookie.Name); err == nil && !strings.Contains(r.Header.Get("Authorization"), keyPrefix) {
+		if c, err := r.Cookie(cookie.Name); err == nil && !slices.ContainsFunc(r.Header.Values("Authorization"), edge.HoldsCredential) {
 			if !ownOrigin(r, at.public) {
 				return refusal(sandboxer.E(sandboxer.Denied, nil, "requests from other web pages are refused"))
 			}
@@ -267,9 +267,9 @@ func (p *Proxy) byHost(r *http.Request, id string, port int) edge.Route {
 }
 
 func (p *Proxy) cookie() http.Cookie {
-	c := http.Cookie{Name: cookieName, Path: "/", HttpOnly: true, SameSite: http.SameSiteLaxMode}
+	c := http.Cookie{Name: edge.PortCookie, Path: "/", HttpOnly: true, SameSite: http.SameSiteLaxMode}
 	if p.base.Scheme == "https" {
-		c.Name, c.Secure = "__Host-"+cookieName, true // nobody else's host can set it
+		c.Name, c.Secure = "__Host-"+edge.PortCookie, true // no other host can set it
 	}
 	return c
 }
@@ -281,7 +281,7 @@ func (p *Proxy) exchange(w http.ResponseWriter, r *http.Request, a manager.PortA
 		edge.Fail(w, r, errNoPort)
 		return
 	}
-	v, err := p.m.Visit(r.Context(), a)
+	v, err := p.sandboxes.Visit(r.Context(), a)
 	if err != nil {
 		edge.Fail(w, r, err)
 		return
@@ -299,9 +299,9 @@ func (p *Proxy) exchange(w http.ResponseWriter, r *http.Request, a manager.PortA
 	w.WriteHeader(http.StatusSeeOther)
 }
 
-// ownOrigin reports whether a request that a cookie speaks for comes from the port's
-// own pages, or is somebody following a link. Pages of sibling ports count as the
-// same site to browsers, and must not.
+// ownOrigin reports whether a request with a cookie comes from the port's
+// own pages, or from a user who follows a link. Browsers count pages of sibling ports as the
+// same site; they must not pass.
 func ownOrigin(r *http.Request, public *url.URL) bool {
 	origin := r.Header.Get("Origin")
 	switch r.Header.Get("Sec-Fetch-Site") {
@@ -345,7 +345,7 @@ func (p *Proxy) byPath(r *http.Request) edge.Route {
 	first, rest, slash := strings.Cut(strings.TrimPrefix(r.URL.EscapedPath(), Path), "/")
 	at.prefix = Path + first
 	switch {
-	case strings.HasPrefix(first, manager.PortTokenPrefix):
+	case strings.HasPrefix(first, access.PortTokenPrefix):
 		a.Token = sandboxer.Secret(first)
 	default:
 		var number string
@@ -357,7 +357,7 @@ func (p *Proxy) byPath(r *http.Request) edge.Route {
 		}
 		a.Ref, a.Port = first, int(n)
 		at.prefix += "/" + number
-		if t := r.Header.Get(TokenHeader); t != "" {
+		if t := r.Header.Get(edge.TokenHeader); t != "" {
 			a.Token = sandboxer.Secret(t)
 		}
 	}
@@ -430,15 +430,15 @@ func (p *Proxy) serve(w http.ResponseWriter, r *http.Request, v *manager.Visit, 
 	rp.ServeHTTP(w, r)
 }
 
-// finalResponses gets the final answers alone: what comes before them, such as early hints, can
-// set cookies and speak for the origin as well as they, and nobody needs it.
+// finalResponses gets only final answers: earlier ones, such as early hints, can
+// set cookies and speak for the origin too, and they are not needed.
 type finalResponses struct{ pool http.RoundTripper }
 
 func (f finalResponses) RoundTrip(r *http.Request) (*http.Response, error) {
 	return f.pool.RoundTrip(r.WithContext(withoutValues{r.Context()}))
 }
 
-// withoutValues is a ctx without the values of others, among them what is to be called for
+// withoutValues is a ctx without the values of others, among them the function to call for
 // answers that are not final.
 type withoutValues struct{ context.Context }
 
@@ -449,262 +449,10 @@ func (u withoutValues) Value(key any) any {
 	return nil
 }
 
-// withoutTrailers is the body of an answer, whose trailers are dropped: they are headers, too.
-type withoutTrailers struct {
-	io.ReadCloser
-	res *http.Response
-}
-
-func (b *withoutTrailers) Read(p []byte) (int, error) {
-	n, err := b.ReadCloser.Read(p)
-	if err != nil {
-		b.res.Trailer = nil
-	}
-	return n, err
-}
-
-func (b *withoutTrailers) Close() error {
-	err := b.ReadCloser.Close()
-	b.res.Trailer = nil
-	return err
-}
-
-// target is a name for the pool of connections to a port: one generation's are not
+// target is a name for the pool of connections to a port: connections of one generation are not
 // used for the next.
 func target(v *manager.Visit) string {
 	return strconv.Itoa(v.Port) + "-g" + strconv.Itoa(v.Generation) + "-" + v.SandboxID + ".sandbox.invalid:" + strconv.Itoa(v.Port)
-}
-
-// insideHost is what a program in the sandbox takes its own address for.
-func insideHost(v *manager.Visit) string { return "localhost:" + strconv.Itoa(v.Port) }
-
-// rewrite makes the request that the sandbox gets.
-func rewrite(pr *httputil.ProxyRequest, v *manager.Visit, at mount, to *url.URL, header http.Header, token bool) {
-	out := pr.Out
-	out.URL.Scheme, out.URL.Host = to.Scheme, to.Host
-	if base := strings.TrimSuffix(to.Path, "/"); base != "" {
-		out.URL.Path, out.URL.RawPath = base+out.URL.Path, ""
-	}
-	out.Host = insideHost(v)
-	if at.host {
-		out.Host = pr.In.Host // as it is in Origin, which many compare
-	}
-	if !v.Dials() {
-		out.Host = to.Host
-	}
-	h := out.Header
-	h.Del(TokenHeader)
-	// Without a token the header was the caller's key; with one it is the sandbox's own,
-	// unless somebody sends his key where it is not wanted.
-	if auth := h.Get("Authorization"); !token || strings.Contains(auth, keyPrefix) {
-		h.Del("Authorization")
-	}
-	cookies := out.Cookies()
-	h.Del("Cookie")
-	for _, c := range cookies {
-		name, ok := c.Name, strings.TrimPrefix(c.Name, "__Host-") != cookieName
-		if !at.host {
-			name, ok = strings.CutPrefix(c.Name, cookiePrefix) // others are the broker's
-		}
-		if ok {
-			out.AddCookie(&http.Cookie{Name: name, Value: c.Value, Quoted: c.Quoted})
-		}
-	}
-	if !at.host {
-		h.Del("Referer") // the token may be in it
-		if h.Get("Origin") != "" {
-			h.Set("Origin", "http://"+out.Host)
-		}
-	}
-	ip, _, err := net.SplitHostPort(pr.In.RemoteAddr)
-	if _, perr := netip.ParseAddr(ip); err == nil && perr == nil {
-		h.Set("X-Forwarded-For", ip)
-	}
-	h.Set("X-Forwarded-Host", at.public.Host)
-	h.Set("X-Forwarded-Proto", at.public.Scheme)
-	h.Del("X-Forwarded-Prefix")
-	if at.prefix != "" {
-		prefix := at.prefix
-		if token {
-			prefix = Path // never the token
-		}
-		h.Set("X-Forwarded-Prefix", prefix)
-	}
-	for k, vs := range header {
-		h[http.CanonicalHeaderKey(k)] = slices.Clone(vs)
-	}
-}
-
-// passedByPath are the headers of an answer that pass below Path, on the broker's own address:
-// those that speak for the answer alone. Whatever else there is or will be may speak for
-// the origin, which is not the sandbox's.
-var passedByPath = set(
-	"Access-Control-Allow-Credentials", "Access-Control-Allow-Headers", "Access-Control-Allow-Methods", "Access-Control-Allow-Origin",
-	"Access-Control-Expose-Headers", "Access-Control-Max-Age", "Cross-Origin-Embedder-Policy", "Cross-Origin-Opener-Policy", "Cross-Origin-Resource-Policy",
-	"Link", "Mcp-Protocol-Version", "Mcp-Session-Id", "Permissions-Policy", "Refresh", "Timing-Allow-Origin",
-	"Accept-Patch", "Accept-Post", "Accept-Ranges", "Age", "Allow", "Cache-Control", "Content-Disposition", "Content-Encoding", "Content-Language",
-	"Content-Length", "Content-Location", "Content-Md5", "Content-Range", "Content-Security-Policy", "Content-Type", "Date", "Digest", "Etag", "Expires",
-	"Last-Modified", "Location", "Pragma", "Preference-Applied", "Ratelimit", "Ratelimit-Limit", "Ratelimit-Policy", "Ratelimit-Remaining", "Ratelimit-Reset",
-	"Repr-Digest", "Retry-After", "Server", "Server-Timing", "Set-Cookie", "Sourcemap", "Vary", "Warning", "Www-Authenticate",
-	"Connection", "Upgrade", "Sec-Websocket-Accept", "Sec-Websocket-Extensions", "Sec-Websocket-Protocol", "Sec-Websocket-Version", // of streams
-)
-
-func set(names ...string) map[string]bool {
-	m := map[string]bool{}
-	for _, n := range names {
-		m[n] = true
-	}
-	return m
-}
-
-// ownHeader reports whether below Path a header of the sandbox's program passes although
-// nobody knows it: browsers take no orders from X- headers but from these.
-func ownHeader(k string) bool {
-	switch k {
-	case "X-Request-Id", "X-Frame-Options", "X-Content-Type-Options", "X-Xss-Protection", "X-Dns-Prefetch-Control", "X-Permitted-Cross-Domain-Policies",
-		"X-Accel-Redirect", "X-Accel-Buffering", "X-Accel-Expires", "X-Accel-Charset", "X-Accel-Limit-Rate", "X-Sendfile", "X-Lighttpd-Send-File",
-		"X-Content-Security-Policy", "X-Webkit-Csp", "X-Robots-Tag", "X-Ua-Compatible":
-		return false
-	}
-	return strings.HasPrefix(k, "X-")
-}
-
-// neverPassed are the headers that speak for more than an answer also on a name of its own:
-// for other ports of the host, for the time after the sandbox, or to a proxy in front.
-var neverPassed = []string{
-	"Alt-Svc", "Alt-Used", "Strict-Transport-Security", "Public-Key-Pins", "Public-Key-Pins-Report-Only", "Expect-Ct", "Nel", "Report-To", "Reporting-Endpoints",
-	"X-Request-Id", "X-Accel-Redirect", "X-Accel-Buffering", "X-Accel-Expires", "X-Accel-Charset", "X-Accel-Limit-Rate", "X-Sendfile", "X-Lighttpd-Send-File",
-	"Proxy-Authenticate", "Proxy-Authorization",
-}
-
-// restrictHeader keeps an answer within the port's own bounds.
-func restrictHeader(h http.Header, v *manager.Visit, at mount, to *url.URL) {
-	for _, k := range neverPassed {
-		h.Del(k)
-	}
-	if !at.host {
-		for k := range h {
-			if k := http.CanonicalHeaderKey(k); !passedByPath[k] && !ownHeader(k) {
-				h.Del(k)
-			}
-		}
-	}
-	for _, k := range []string{"Location", "Content-Location"} {
-		if s := h.Get(k); s != "" {
-			h.Set(k, at.publicURL(s, v, to))
-		}
-	}
-	lines := h["Set-Cookie"]
-	h.Del("Set-Cookie")
-	for _, line := range lines {
-		if line = at.setCookie(line); line != "" {
-			h.Add("Set-Cookie", line)
-		}
-	}
-	if at.host {
-		return
-	}
-	// On the broker's own address a page must not be of its origin. Several policies all
-	// hold, so the sandbox's own cannot weaken this one. Its reports would go to others.
-	var policies []string
-	for _, line := range h["Content-Security-Policy"] {
-		for policy := range strings.SplitSeq(line, ",") {
-			if policy = withoutReports(policy); policy != "" {
-				policies = append(policies, policy)
-			}
-		}
-	}
-	h["Content-Security-Policy"] = append(policies, "sandbox allow-scripts allow-forms allow-popups allow-modals allow-downloads")
-	h.Set("Referrer-Policy", "no-referrer")
-	h.Set("X-Content-Type-Options", "nosniff")
-}
-
-// withoutReports is a policy without where to report, since reports name the address of
-// the page, in which the token is.
-func withoutReports(policy string) string {
-	var kept []string
-	for d := range strings.SplitSeq(policy, ";") {
-		name, _, _ := strings.Cut(strings.TrimSpace(d), " ")
-		if n := strings.ToLower(name); n != "" && n != "report-uri" && n != "report-to" {
-			kept = append(kept, strings.TrimSpace(d))
-		}
-	}
-	return strings.Join(kept, "; ")
-}
-
-// publicURL turns a reference to the sandbox's own address into one that works outside.
-func (m mount) publicURL(s string, v *manager.Visit, to *url.URL) string {
-	u, err := url.Parse(s)
-	if err != nil {
-		return s
-	}
-	if u.Host != "" {
-		own := []string{insideHost(v), "127.0.0.1:" + strconv.Itoa(v.Port), "[::1]:" + strconv.Itoa(v.Port), to.Host}
-		if m.host {
-			own = append(own, m.public.Host)
-		}
-		if v.Port == 80 {
-			own = append(own, "localhost", "127.0.0.1", "[::1]")
-		}
-		if !slices.Contains(own, u.Host) {
-			return s
-		}
-		u.Scheme, u.Host = "", ""
-		if u.Path == "" {
-			u.Path = "/"
-		}
-		if strings.HasPrefix(u.Path, "//") {
-			return s
-		}
-	}
-	if !strings.HasPrefix(u.Path, "/") || m.host {
-		return u.String()
-	}
-	if u.RawPath != "" {
-		u.RawPath = m.prefix + u.RawPath
-	}
-	u.Path = m.prefix + u.Path
-	return u.String()
-}
-
-// setCookie bounds a cookie to the port: to its host, or to its path under a name by
-// which it is known again. Ours cannot be set.
-func (m mount) setCookie(line string) string {
-	pair, attrs, _ := strings.Cut(line, ";")
-	name, value, ok := strings.Cut(pair, "=")
-	name = strings.TrimSpace(name)
-	if !ok || name == "" || strings.TrimPrefix(strings.ToLower(name), "__host-") == cookieName {
-		return ""
-	}
-	out := name + "=" + value
-	path := ""
-	var kept []string
-	if attrs != "" {
-		for a := range strings.SplitSeq(attrs, ";") {
-			k, val, _ := strings.Cut(strings.TrimSpace(a), "=")
-			switch strings.ToLower(strings.TrimSpace(k)) {
-			case "domain":
-				continue
-			case "path":
-				path = strings.TrimSpace(val)
-				if !m.host {
-					continue
-				}
-			}
-			kept = append(kept, strings.TrimSpace(a))
-		}
-	}
-	if !m.host {
-		if !strings.HasPrefix(path, "/") {
-			path = "/"
-		}
-		out = cookiePrefix + out
-		kept = append(kept, "Path="+m.prefix+path)
-	}
-	for _, a := range kept {
-		out += "; " + a
-	}
-	return out
 }
 
 // idleConn is cut when nothing moves over it for streamIdle.

@@ -3,6 +3,7 @@ package portproxy_test
 import (
 	"bufio"
 	"context"
+	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -201,7 +202,7 @@ func TestTokensAreNotLogged(t *testing.T) {
 }
 
 // site is a sandbox with that program, whose port is open, and the proxy in front of it,
-// behind an edge with the REST interface beside it.
+// behind an edge that also has the REST interface.
 type site struct {
 	*testing.T
 	m     *edgetest.Broker
@@ -471,6 +472,46 @@ func TestPortProxyByPath(t *testing.T) {
 	})
 	if log := s.log.String(); strings.Contains(log, "sbx_port_") || strings.Contains(log, "sbx_key_") {
 		t.Error("the log has a token in it")
+	}
+}
+
+// TestCredentialsStayOutside: by every way to a port, no credential of the broker arrives, wherever it stands.
+func TestCredentialsStayOutside(t *testing.T) {
+	for _, domain := range []string{"", "http://ports.example.org"} {
+		s := newSite(t, domain)
+		u := s.signed(time.Hour)
+		bearer, basic := "Bearer "+s.key, "Basic "+base64.StdEncoding.EncodeToString([]byte("u:"+s.key))
+		ways := map[string][]string{u.URL: nil}
+		if domain == "" {
+			ways[fmt.Sprintf("%s/p/%s/%d/", s.tcp, s.sb.ID, s.port)] = []string{"Authorization", bearer}
+		} else {
+			host := strings.SplitN(u.URL, "?", 2)[0]
+			ways[host] = []string{"Authorization", bearer}
+			ways[host+"?"] = []string{"X-Sandboxer-Token", u.Token}
+			ways[host+"?c"] = []string{"Cookie", "sbx-port=" + u.Token}
+		}
+		for way, header := range ways {
+			join := "?"
+			if strings.Contains(way, "?") {
+				join = "&"
+			}
+			second := []string{"Authorization", basic}
+			if header != nil && header[0] == "Authorization" {
+				second = nil // two are refused; see below
+			}
+			res, got := s.get("POST", way+join+"q="+s.key+"&sbx_token="+u.Token+"&mine=1", slices.Concat(header, second, []string{"X-API-Key", s.key, "X-API-Key", "mine", "X-Other", bearer,
+				"Proxy-Authorization", bearer, "Sec-WebSocket-Protocol", "bearer." + s.key, "Referer", "http://x/?sbx_token=" + u.Token, "Cookie", "sbx-port.k=" + s.key + "; __Host-sbx-port=" + u.Token})...)
+			if text := fmt.Sprint(got); res.StatusCode != 200 || strings.Contains(text, s.key) || strings.Contains(text, u.Token) || strings.Contains(text, basic) {
+				t.Errorf("%s: %d %+v", way, res.StatusCode, got)
+			}
+			if !strings.HasSuffix(got.URI, "mine=1") || got.Header.Get("X-Api-Key") != "mine" {
+				t.Errorf("%s: the sandbox's own does not arrive: %+v", way, got)
+			}
+		}
+	}
+	s := newSite(t, "")
+	if res, _ := s.get("GET", fmt.Sprintf("%s/p/%s/%d/", s.tcp, s.sb.ID, s.port), "Authorization", "Bearer "+s.key, "Authorization", "Bearer "+s.key); res.StatusCode != 401 {
+		t.Errorf("with two keys: %d", res.StatusCode)
 	}
 }
 

@@ -1,7 +1,7 @@
 // Package procnet reads the kernel's tables of TCP sockets, /proc/net/tcp and tcp6. Their
 // form is that of proc_pid_net(5): a line of titles, then for each socket its number, local
 // and remote address and port in hexadecimal, and its state. They may come from inside of a
-// sandbox, and so are read within bounds and never believed further than a list of ports.
+// sandbox, and so are read within bounds and never trusted further than a list of ports.
 package procnet
 
 import (
@@ -20,8 +20,8 @@ const MaxBytes = 1 << 20
 type Listener struct {
 	Port     int
 	Loopback bool // it takes those alone that come from where it is
-	// Inode is the number in what /proc/PID/fd calls the socket, "socket:[inode]", where the
-	// table says it.
+	// Inode is the number in the name that /proc/PID/fd has for the socket, "socket:[inode]", if the
+	// table has it.
 	Inode uint64
 }
 
@@ -30,7 +30,7 @@ const listen = "0A" // TCP_LISTEN
 var (
 	v6 = strings.Repeat("0", 24) + fmt.Sprintf("%08X", binary.NativeEndian.Uint32([]byte{0, 0, 0, 1}))
 	// dockerDNS is 127.0.0.11, where Docker itself answers for names in a container of a
-	// network that was made for it.
+	// user-defined network.
 	dockerDNS = fmt.Sprintf("%08X", binary.NativeEndian.Uint32([]byte{127, 0, 0, 11}))
 )
 

@@ -4,12 +4,12 @@
 //
 // In the middle of an execve a process shows neither environment nor arguments: first
 // because what was opened is the memory it is leaving, and then until its new memory is
-// set up, which lasts as long as the program takes to be read. Such a one is looked at
-// again, unless it is somebody else's, where that cannot be told. It is of the kernel's own
+// set up, which lasts as long as the program takes to be read. Such a process is looked at
+// again, unless it belongs to another user, where that is not visible. It is of the kernel's own
 // making, and so Linux's only; where there is no /proc nothing is found.
 //
-// That something cannot be looked at, because this process has no descriptor left for it,
-// never means that it is not there: it is an error.
+// If a process cannot be looked at, because this process has no descriptor left for it,
+// that never means that it does not exist: it is an error.
 package procs
 
 import (
@@ -30,8 +30,8 @@ import (
 const ExecVar = "SANDBOXER_EXEC"
 
 // Environ returns the environment that pid was started with, NAME=value and a NUL byte
-// each; nothing for one that ended, is the kernel's own or may not be looked at. buf is
-// room for it: what does not fit is read all the same, but may be that of two programs.
+// each; nothing for one that ended, belongs to the kernel or may not be looked at. buf is
+// room for it: an environment that does not fit is read all the same, but may be that of two programs.
 func Environ(pid int, buf []byte) ([]byte, error) { return started(pid, "environ", buf) }
 
 // Args returns the arguments that pid was started with, as Environ does.
@@ -59,9 +59,9 @@ func HasAny(list []byte, entries map[string]bool) bool {
 }
 
 // Limit returns the limit of pid that /proc/PID/limits calls by that name, such as "Max file
-// locks". One that the kernel does not heed any more can tell whose a process is: it goes
-// along where one drops its environment and leaves its session. Both are 0 for a process that
-// ended or may not be looked at, and each where there is none.
+// locks". A limit that the kernel does not enforce any more can mark a process: it is kept
+// when the process drops its environment and leaves its session. Both are 0 for a process that
+// ended or may not be looked at, and each if there is none.
 func Limit(pid int, name string) (soft, hard uint64, err error) {
 	data, err := Read(pid, "limits")
 	if err != nil {
@@ -120,8 +120,8 @@ func All() (pids []int, err error) {
 	return pids, nil
 }
 
-// unknown is what is left of err where it does not say that there is nothing, or nothing
-// for us, to see.
+// unknown is nil if err says that there is nothing to see, or nothing that we may
+// see, and else err.
 func unknown(err error) error {
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) || errors.Is(err, unix.ESRCH) {
 		return nil
@@ -136,14 +136,14 @@ const (
 	envEnd  = 51 - 3
 )
 
-// amid is how long a process is believed to be in the middle of an execve.
+// amid is how long a process is assumed to be in the middle of an execve.
 const amid = time.Second
 
 func started(pid int, what string, buf []byte) ([]byte, error) {
 	was := "" // where its environment ended at the last look
 	for begun, looks, settled := time.Duration(0), 1, 0; ; looks++ {
-		// Before the look, so that nothing comes in between; and several, for a machine
-		// that stood still.
+		// Before the look, so that nothing comes in between; and several, in case the machine
+		// was paused.
 		late := looks > 100 && monotonic()-begun > amid
 		list, err := read(pid, what, buf, false)
 		if err != nil || len(list) > 0 || settled > 1 || late {
@@ -154,7 +154,7 @@ func started(pid int, what string, buf []byte) ([]byte, error) {
 		}
 		if what != "environ" {
 			if may, err := mayLook(pid); err != nil || !may {
-				return nil, err // its arguments are anybody's to read, and so there are none
+				return nil, err // every user may read its arguments, and so there are none
 			}
 		}
 		st, err := Stat(pid)
@@ -178,8 +178,8 @@ func started(pid int, what string, buf []byte) ([]byte, error) {
 	}
 }
 
-// mayLook reports whether the kernel shows us where the environment of pid is: of a
-// stranger's process it says 0, as of one in the middle of an execve.
+// mayLook reports whether the kernel shows us where the environment of pid is: for another
+// user's process it shows 0, as for one in the middle of an execve.
 func mayLook(pid int) (bool, error) {
 	fd, err := open(pid, "environ")
 	if err != nil {
@@ -190,7 +190,7 @@ func mayLook(pid int) (bool, error) {
 }
 
 // open and read are the kernel's calls alone: a look at all processes is thousands of
-// files, and what package os does for each takes three times as long.
+// files, and package os takes three times as long for each.
 func open(pid int, name string) (fd int, err error) {
 	for fd, err = -1, unix.EINTR; err == unix.EINTR; {
 		fd, err = unix.Open("/proc/"+strconv.Itoa(pid)+"/"+name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
@@ -198,8 +198,8 @@ func open(pid int, name string) (fd int, err error) {
 	return fd, err
 }
 
-// read returns a file below /proc/PID, in buf as far as there is room. The kernel gives
-// what a process was started with in one piece; of other files there may be more to come.
+// read returns a file below /proc/PID, in buf as far as there is room. The kernel returns
+// what a process was started with in one piece; other files may need further reads.
 func read(pid int, name string, buf []byte, more bool) ([]byte, error) {
 	fd, err := open(pid, name)
 	if err != nil {
@@ -223,15 +223,15 @@ func read(pid int, name string, buf []byte, more bool) ([]byte, error) {
 	}
 }
 
-// monotonic is the kernel's clock. The time package's may be a test's, which stands still
-// while somebody waits for a lock that is held here.
+// monotonic is the kernel's clock. The time package's clock may be a test's, which does not advance
+// while a goroutine waits for a lock that is held here.
 func monotonic() time.Duration {
 	var t unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &t)
 	return time.Duration(t.Nano())
 }
 
-// tells reports whether the kernel says where environments are: gVisor does not, and a
+// tells reports whether the kernel shows where environments are: gVisor does not, and a
 // process there is never seen in the middle of an execve.
 func tells() bool {
 	st, err := Stat(os.Getpid())
@@ -252,8 +252,8 @@ func Read(pid int, name string) ([]byte, error) {
 	return b, unknown(err)
 }
 
-// Ended reports whether pid is known to have ended, or only waits for its parent to take
-// note of that.
+// Ended reports whether pid is known to have ended, or only waits for its parent to notice
+// that.
 func Ended(pid int) bool {
 	f, err := Stat(pid)
 	if err != nil {

@@ -73,7 +73,7 @@ func idle(page, size uintptr) (pid uintptr, errno syscall.Errno) {
 }
 
 // strangers starts n processes of root's without arguments and makes this process, until
-// the test ends, one of nobody's.
+// the test ends, one of the user nobody.
 func strangers(t testing.TB, n int) (pids []int) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, to be somebody else afterwards")
@@ -125,8 +125,8 @@ func strangers(t testing.TB, n int) (pids []int) {
 	return pids
 }
 
-// What may not be looked at is not waited for: of somebody else's process it cannot be
-// told whether it is in the middle of an execve.
+// A process that may not be looked at is not waited for: for another user's process it is
+// not visible whether it is in the middle of an execve.
 func TestStrangers(t *testing.T) {
 	io, err := os.Open("/proc/self/io") // counts the reads of this process
 	if err != nil {

@@ -1,5 +1,5 @@
 // Package program finds programs of ours that run elsewhere than the broker: on other hosts,
-// which may be of another platform, and in containers, where there is nothing else.
+// which may have another platform, and in containers, which have nothing else.
 package program
 
 import (
@@ -15,13 +15,13 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// A Program is a file that can be carried to where it runs.
+// A Program is a file that can be copied to where it runs.
 type Program struct {
 	Path   string
 	Digest string // SHA-256, in hexadecimal
 }
 
-// machines are the architectures that there are programs for.
+// machines are the architectures for which there are programs.
 var machines = map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64}
 
 // A Finder finds programs. It remembers the digests of files that have not changed since. The
@@ -37,10 +37,10 @@ type known struct {
 }
 
 // Find returns the program of a name for linux/arch (amd64 or arm64): the configured file if
-// that is not empty, else NAME-linux-ARCH beside the running program, or NAME there where the
+// that is not empty, else NAME-linux-ARCH next to the running program, or NAME there if the
 // running program is for that platform, too. It must be linked statically.
 //
-// Kinds: Unsupported for another architecture; Unavailable where the program is not there, is
+// Kinds: Unsupported for another architecture; Unavailable if the program does not exist, is
 // for another machine, or needs libraries. The message and the hint say what to do.
 func (f *Finder) Find(name, arch, configured string) (Program, error) {
 	if _, ok := machines[arch]; !ok {
@@ -59,7 +59,7 @@ func (f *Finder) Find(name, arch, configured string) (Program, error) {
 	}
 	if err := Check(file, arch); err != nil {
 		if configured == "" {
-			return Program{}, sandboxer.E(sandboxer.KindOf(err), err, "there is no %s for linux/%s beside the running program: %s", name, arch, sandboxer.Message(err)).
+			return Program{}, sandboxer.E(sandboxer.KindOf(err), err, "there is no %s for linux/%s next to the running program: %s", name, arch, sandboxer.Message(err)).
 				WithHint("make build makes it, as %s", file)
 		}
 		return Program{}, err
@@ -78,8 +78,8 @@ func (f *Finder) Any(name, configured string) bool {
 	return false
 }
 
-// Check refuses a file that is no program for linux/arch, or is linked dynamically: it would
-// find no libraries where there is nothing else. The kind is Unavailable.
+// Check refuses a file that is not a program for linux/arch, or is linked dynamically: it would
+// find no libraries in an empty container. The kind is Unavailable.
 func Check(file, arch string) error {
 	p, err := elf.Open(file)
 	if err != nil {
@@ -98,7 +98,7 @@ func Check(file, arch string) error {
 	return nil
 }
 
-// digest returns that of a file, computed once for each of its states.
+// digest returns the digest of a file, computed once for each of its states.
 func (f *Finder) digest(file string) (string, error) {
 	unreadable := func(err error) error {
 		return sandboxer.E(sandboxer.Unavailable, err, "the program %s cannot be read", file)

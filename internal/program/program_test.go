@@ -48,7 +48,7 @@ func TestFind(t *testing.T) {
 	refused("arm64", amd, sandboxer.Unavailable, "not for linux/arm64")
 	refused("riscv64", amd, sandboxer.Unsupported, "linux/riscv64")
 	refused("amd64", filepath.Join(t.TempDir(), "none"), sandboxer.Unavailable, "cannot be read")
-	refused("amd64", "", sandboxer.Unavailable, "beside the running program")
+	refused("amd64", "", sandboxer.Unavailable, "next to the running program")
 	if _, err := f.Find("nothing", "amd64", ""); !strings.Contains(sandboxer.HintOf(err), "make build") {
 		t.Errorf("hint %q", sandboxer.HintOf(err))
 	}

@@ -16,7 +16,7 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// Input is what of a command's input has arrived and was not read yet: at most Window bytes.
+// Input is the part of a command's input that has arrived and was not read yet: at most Window bytes.
 type Input struct {
 	mu     sync.Mutex
 	change sync.Cond
@@ -36,7 +36,7 @@ func (in *Input) add(p []byte) error {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	if len(in.data)+len(p) > Window {
-		return errors.New("more input of a command comes than was granted")
+		return errors.New("a command gets more input than its window allows")
 	}
 	if in.err == nil {
 		in.data = append(in.data, p...)
@@ -79,7 +79,7 @@ func (in *Input) Read(p []byte) (int, error) {
 	return 0, err
 }
 
-// A Served command is one of the extension's, with what the broker sends to it.
+// A Served command is a command of the extension, with what the broker sends to it.
 type Served struct {
 	Stdin          *Input
 	Stdout, Stderr io.Writer
@@ -87,7 +87,7 @@ type Served struct {
 	Signals        <-chan os.Signal
 }
 
-// leaveTime is how long a command that was cancelled may go on reading its input.
+// leaveTime is how long a cancelled command may go on reading its input.
 const leaveTime = 500 * time.Millisecond
 
 // ServeCommand runs run with the streams that s carries, and sends how it ended. It cancels run's ctx when the
@@ -105,8 +105,8 @@ func (s *Stream) ServeCommand(ctx context.Context, run func(context.Context, Ser
 	go func() {
 		defer func() {
 			cancel()
-			// What has come of the input has not ended: whoever takes it for its end closes what goes on. But
-			// who does nothing but read has to hear of it.
+			// The input has not ended: if the command took this for its end, it would close what goes on. But
+			// a command that only reads has to notice.
 			select {
 			case <-over:
 			case <-time.After(leaveTime):
@@ -132,11 +132,11 @@ func (s *Stream) ServeCommand(ctx context.Context, run func(context.Context, Ser
 	return s.SendJSON(ChannelResult, x)
 }
 
-// maxSignals bounds signals that a command has not taken; those beyond it are lost, as a second one of a kind that is
-// pending is.
+// maxSignals bounds signals that a command has not taken; further ones are lost, as is a second one of a kind that is
+// pending.
 const maxSignals = 16
 
-// deliver does what one frame of the broker says. It never waits: an adapter need not heed sizes and signals.
+// deliver handles one frame of the broker. It never waits: an adapter may ignore sizes and signals.
 func deliver(channel byte, payload []byte, in *Input, resize chan sandboxer.WinSize, signals chan<- os.Signal) error {
 	switch channel {
 	case ChannelIn:

@@ -21,24 +21,26 @@ import (
 
 // Options of a Conn.
 type Options struct {
-	// Serve does what the other side asks for; nil refuses everything. It may take as
-	// long as it wants and is called in goroutines of its own.
+	// Serve handles requests of the other side; nil refuses everything. It may take as
+	// long as it needs and is called in goroutines of its own.
 	Serve func(ctx context.Context, r *Request) (any, error)
-	// MaxServed bounds requests of the other side under way; those beyond it are answered
+	// Trace adds the origin of internal errors to answers: this side is the extension, and the other one has the log.
+	Trace bool
+	// MaxServed bounds requests of the other side under way; further ones are answered
 	// with Exhausted. Default 8.
 	MaxServed int
 	// MaxAsked bounds requests of this side under way; further calls wait. Default 8. Those with a
 	// stream, which may last, never take the last quarter: short ones get through.
 	MaxAsked int
-	// Hide, if set, is what all texts for people go through that the other side says: errors, progress, and what it logs.
+	// Hide, if set, filters all texts for people from the other side: errors, progress, and log lines.
 	Hide func(string) string
-	// Log is told what the other side logs; nil discards it.
+	// Log gets what the other side logs; nil discards it.
 	Log func(level slog.Level, msg string, attrs map[string]string)
 	// Unanswered is called when a cancelled request was not answered within CancelTime; may be nil.
 	Unanswered func(method string)
 }
 
-// A Request is what the other side asks for.
+// A Request is a request of the other side.
 type Request struct {
 	Method string
 	Params json.RawMessage
@@ -62,7 +64,7 @@ type Conn struct {
 	opts Options
 	r    *bufio.Reader
 	rest chan []byte     // what could not be written at once
-	turn chan struct{}   // of who writes
+	turn chan struct{}   // held by the writer
 	raw  syscall.RawConn // of what is written to; nil if it is no file
 
 	mu      sync.Mutex
@@ -84,7 +86,7 @@ type asked struct {
 }
 
 // New returns the connection that reads from r and writes to w, after the hellos. Run reads it; writing
-// goes on until it has ended. Closing r and w is the caller's.
+// goes on until it has ended. The caller closes r and w.
 func New(r *bufio.Reader, w io.Writer, opts Options) *Conn {
 	if opts.MaxServed == 0 {
 		opts.MaxServed = 8
@@ -117,7 +119,7 @@ func WriteHello(w io.Writer, h Hello) error {
 	return err
 }
 
-// ReadHello reads the first line of the other side. Kind: Invalid if it is none.
+// ReadHello reads the first line of the other side. Kind: Invalid if it is not a hello.
 func ReadHello(r *bufio.Reader) (*Hello, error) {
 	data, err := readLine(r)
 	if err != nil {
@@ -133,7 +135,7 @@ func ReadHello(r *bufio.Reader) (*Hello, error) {
 	return l.Hello, nil
 }
 
-// write writes what could not be written at once, whose turn it keeps until then.
+// write writes what could not be written at once, and keeps its turn until then.
 func (c *Conn) write(w io.Writer) {
 	for {
 		select {
@@ -149,8 +151,8 @@ func (c *Conn) write(w io.Writer) {
 	}
 }
 
-// put writes data, or leaves what does not go out at once to write: whoever asks is not to wait for one
-// who does not read. sent is false if ctx or the connection has ended before.
+// put writes data, or leaves the part that does not go out at once to write: the caller must not wait for a
+// peer that does not read. sent is false if ctx or the connection has ended before.
 func (c *Conn) put(ctx context.Context, data []byte) (sent bool) {
 	select {
 	case c.turn <- struct{}{}:
@@ -204,8 +206,8 @@ func (c *Conn) fail(err error) {
 	})
 }
 
-// Close ends the connection: calls of it fail, requests of the other side are cancelled. What it read
-// from and wrote to is not closed.
+// Close ends the connection: its calls fail, requests of the other side are cancelled. Its reader and
+// writer are not closed.
 func (c *Conn) Close() { c.fail(errClosed) }
 
 var errClosed = errors.New("the connection was closed")
@@ -213,7 +215,7 @@ var errClosed = errors.New("the connection was closed")
 // Done is closed when the connection has ended; Err says why then.
 func (c *Conn) Done() <-chan struct{} { return c.done }
 
-// Err returns why the connection has ended; io.EOF where the other side ended it in order.
+// Err returns why the connection has ended; io.EOF if the other side ended it properly.
 func (c *Conn) Err() error {
 	select {
 	case <-c.done:
@@ -233,8 +235,8 @@ func (c *Conn) Run(ctx context.Context) error {
 	return c.err
 }
 
-// read reads until the other side asks for something, which it does itself while another goroutine reads
-// on: waking one to do it takes longer than most requests. The one that reads last closes ended.
+// read reads until the other side makes a request. It handles the request itself while another goroutine reads
+// on: to wake one for that takes longer than most requests. The one that reads last closes ended.
 func (c *Conn) read(ctx context.Context, ended chan<- struct{}) {
 	var serve func()
 	for serve == nil {
@@ -249,7 +251,7 @@ func (c *Conn) read(ctx context.Context, ended chan<- struct{}) {
 	serve()
 }
 
-// next reads one line and does what it says; a request is begun, and serve does it.
+// next reads one line and handles it; a request is begun, and serve completes it.
 func (c *Conn) next(ctx context.Context) (serve func(), err error) {
 	select {
 	case <-c.done:
@@ -310,10 +312,10 @@ type logParams struct {
 	Attrs   map[string]string `json:"attrs,omitempty"`
 }
 
-// maxAttrs bounds what of a log's attributes is kept.
+// maxAttrs bounds the attributes of a log line that are kept.
 const maxAttrs = 32
 
-// notified does what a notification says. What cannot be read, or is not known, is nothing.
+// notified handles a notification. Unreadable or unknown ones are ignored.
 func (c *Conn) notified(l line) {
 	switch l.Method {
 	case notifyCancel:
@@ -355,7 +357,7 @@ func (c *Conn) notified(l line) {
 	}
 }
 
-// serve begins a request of the other side, which rest does and answers.
+// serve begins a request of the other side; rest does it and answers.
 func (c *Conn) serve(ctx context.Context, l line) (rest func(), err error) {
 	c.mu.Lock()
 	if _, twice := c.serving[l.ID]; twice {
@@ -399,7 +401,7 @@ func (c *Conn) serve(ctx context.Context, l line) (rest func(), err error) {
 		defer cancel()
 		r := &Request{Method: l.Method, Params: l.Params, Token: l.Stream}
 		var result any
-		err := error(sandboxer.E(sandboxer.Unsupported, nil, "%.64q is no method of this side", l.Method))
+		err := error(sandboxer.E(sandboxer.Unsupported, nil, "%.64q is not a method of this side", l.Method))
 		if c.opts.Serve != nil {
 			result, err = c.opts.Serve(ctx, r)
 		}
@@ -408,7 +410,7 @@ func (c *Conn) serve(ctx context.Context, l line) (rest func(), err error) {
 			answer.Result, err = marshal(result)
 		}
 		if err != nil {
-			answer.Result, answer.Error = nil, ErrorOf(err)
+			answer.Result, answer.Error = nil, travels(err, c.opts.Trace)
 		}
 		c.mu.Lock()
 		delete(c.serving, l.ID)
@@ -420,7 +422,7 @@ func (c *Conn) serve(ctx context.Context, l line) (rest func(), err error) {
 	}, nil
 }
 
-// take waits a while until there is room for one more answer: who asks and does not read must not fill the memory.
+// take waits a while until there is room for one more answer: a peer that asks and does not read must not fill the memory.
 func (c *Conn) take() error {
 	select {
 	case c.busy <- struct{}{}:
@@ -435,14 +437,14 @@ func (c *Conn) take() error {
 	case <-c.done:
 		return c.err
 	case <-timer.C:
-		return errors.New("it asks, and does not read the answers")
+		return errors.New("it sends requests, and does not read the answers")
 	}
 }
 
 // Wait returns when nothing is served any more, after the end of the connection.
 func (c *Conn) Wait() { c.served.Wait() }
 
-// maxTimeoutMS bounds what a deadline can be.
+// maxTimeoutMS bounds a deadline.
 const maxTimeoutMS = int64(1000 * time.Hour / time.Millisecond)
 
 func marshal(v any) (json.RawMessage, error) {
@@ -452,8 +454,8 @@ func marshal(v any) (json.RawMessage, error) {
 	return json.Marshal(v)
 }
 
-// Call asks the other side and waits for the answer, which it decodes into result if that is not nil.
-// token names the stream of the request, if it has one. Cancelling ctx, whose deadline travels, cancels
+// Call makes a request and waits for the answer, which it decodes into result if that is not nil.
+// token names the stream of the request, if it has one. The deadline of ctx is sent along. Cancelling ctx cancels
 // the request, and Call returns when that is answered or CancelTime is over. Progress goes to the progress of ctx.
 // Kinds: those of the other side; Unavailable when the connection ends, Internal when the answer cannot be read.
 func (c *Conn) Call(ctx context.Context, method string, params, result any, token string) error {
@@ -462,7 +464,7 @@ func (c *Conn) Call(ctx context.Context, method string, params, result any, toke
 	}
 	p, err := marshal(params)
 	if err != nil {
-		return sandboxer.E(sandboxer.Invalid, err, "what %s is told cannot be written as JSON", method)
+		return sandboxer.E(sandboxer.Invalid, err, "the params of %s cannot be written as JSON", method)
 	}
 	l := line{Method: method, Params: p, Stream: token}
 	if deadline, ok := ctx.Deadline(); ok {
@@ -542,7 +544,7 @@ func (c *Conn) Call(ctx context.Context, method string, params, result any, toke
 	}
 }
 
-// cancel tells the other side that the request id is not wanted any more, if it reads within CancelTime.
+// cancel cancels the request id at the other side, if that reads within CancelTime.
 func (c *Conn) cancel(id uint64, method string) {
 	params, _ := json.Marshal(cancelParams{id})
 	ctx, stop := context.WithTimeout(context.Background(), CancelTime)
@@ -564,7 +566,7 @@ func decode(ctx context.Context, method string, l line, result any, hide func(st
 	if l.Error != nil {
 		err := l.Error.Err(hide)
 		if sandboxer.KindOf(err) == sandboxer.Canceled && errors.Is(ctx.Err(), context.DeadlineExceeded) {
-			// It heard that nobody waits before its own clock said why.
+			// The other side noticed the deadline before our own clock did.
 			return sandboxer.E(sandboxer.Timeout, ctx.Err(), "%s", sandboxer.Message(err))
 		}
 		return err

@@ -2,13 +2,12 @@ package protocol
 
 import (
 	"encoding/json"
-	"net/http"
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
 )
 
-// The methods, each with what its params and its result are.
+// The methods, each with its params and its result.
 const (
 	MethodProvision     = "provision"             // SpecParams → sandboxer.Handle
 	MethodWaitReady     = "wait_ready"            // OfSandbox → sandboxer.Reachability
@@ -21,8 +20,8 @@ const (
 	MethodForget        = "forget"                // OfSandbox → Remains
 	MethodListPorts     = "list_ports"            // OfSandbox → Ports
 	MethodServices      = "services"              // OfSandbox → Services
-	MethodCaches        = "caches"                // OnHost; a list of Cache
-	MethodPruneCaches   = "prune_caches"          // OnHost; a list of Cache
+	MethodCaches        = "caches"                // OnHost; a list of sandboxer.Cache
+	MethodPruneCaches   = "prune_caches"          // OnHost; a list of sandboxer.Cache
 	MethodExec          = "exec"                  // ExecParams; a command
 	MethodReadFile      = "read_file"             // FileParams; data out
 	MethodWriteFile     = "write_file"            // FileParams; data in
@@ -36,7 +35,7 @@ const (
 	MethodCheckpoint    = "checkpoint"            // OfSandbox; sandboxer.Contents, then data out
 	MethodProvisionFrom = "provision_from"        // ProvisionFromParams → sandboxer.Handle; data in
 	MethodDial          = "dial"                  // PortParams; data both ways
-	MethodExpose        = "expose"                // PortParams → Endpoint
+	MethodExpose        = "expose"                // PortParams → sandboxer.Endpoint
 	MethodDialAgent     = "dial_agent"            // OfSandbox; data both ways
 	MethodStartProcess  = "start_process"         // StartParams → PID
 	MethodAttach        = "attach_process"        // AttachParams; a command
@@ -44,13 +43,13 @@ const (
 	MethodSignal        = "signal_process"        // SignalParams
 	MethodWatchFiles    = "watch_files"           // DirParams; a list of Change
 	MethodIsAlive       = "is_alive"              // OfSandbox → Alive
-	MethodDiscover      = "discover"              // IDParams → Found
+	MethodDiscover      = "discover"              // IDParams → sandboxer.Found
 	MethodListRunning   = "list_running"          // OwnerParams; a list of sandboxer.Handle
 	MethodNotify        = "notify"                // OwnerParams; a list of Notice
 	MethodSnapshot      = "snapshot"              // SnapshotParams → sandboxer.Snapshot
 	MethodRestore       = "restore_from_snapshot" // RestoreParams → sandboxer.Handle
 	MethodDropSnapshot  = "drop_snapshot"         // DropParams
-	MethodSnapshots     = "list_snapshots"        // OwnerParams; a list of FoundSnapshot
+	MethodSnapshots     = "list_snapshots"        // OwnerParams; a list of sandboxer.FoundSnapshot
 	MethodEstimateCost  = "estimate_cost"         // CostParams → Quote
 	MethodMeterActual   = "meter_actual"          // MeterParams → sandboxer.Usage
 	MethodPause         = "pause"                 // OfSandbox
@@ -62,10 +61,10 @@ const (
 	MethodBasis         = "basis"                 // SpecParams → Basis
 	MethodClaim         = "claim"                 // ClaimParams → sandboxer.Handle
 	MethodRecorded      = "recorded"              // of the extension: → Handles
-	MethodDescribe      = "describe"              // in mode call: → sandboxer.Description
+	MethodDescribe      = "describe"              // of a script alone: → sandboxer.Description
 )
 
-// OfSandbox are the params of what is done with one sandbox; those of most methods embed it.
+// OfSandbox are the params of methods for one sandbox; those of most methods embed it.
 type OfSandbox struct {
 	Handle sandboxer.Handle `json:"handle"`
 }
@@ -125,10 +124,6 @@ type (
 	PortParams struct {
 		OfSandbox
 		Port int `json:"port"`
-	}
-	Endpoint struct {
-		URL    string      `json:"url"`
-		Header http.Header `json:"header,omitempty"`
 	}
 	StartParams struct {
 		OfSandbox
@@ -209,7 +204,7 @@ type (
 	}
 )
 
-// PageOf returns what of all one answer has room for, from the skip-th on.
+// PageOf returns the part of all that one answer has room for, from the skip-th on.
 func PageOf(all []sandboxer.Handle, skip int) Handles {
 	page := Handles{Handles: []sandboxer.Handle{}}
 	size := 0

@@ -1,7 +1,7 @@
-// Package protocol is the extension protocol, docs/extension-protocol.md, as both of its sides
-// speak it: adapters/process, which is the broker's, and package extension, which serves an adapter
-// from a process of its own. Conn is the control connection, Stream one for bytes; the other files say
-// what travels on them.
+// Package protocol is the extension protocol, docs/reference/extension-protocol.md, for both of its sides:
+// adapters/process, which is the broker's, and package extension, which serves an adapter
+// from a process of its own. Conn is the control connection, Stream one for bytes; the other files define
+// the messages.
 package protocol
 
 import (
@@ -46,7 +46,9 @@ type Hello struct {
 	Handler     string          `json:"handler,omitempty"`
 	Path        []string        `json:"path,omitempty"`
 	Concurrency int             `json:"concurrency,omitempty"`
-	Config      json.RawMessage `json:"config,omitempty"` // with secrets
+	Config      json.RawMessage `json:"config,omitempty"`    // with secrets
+	NotesKey    []byte          `json:"notes_key,omitempty"` // seals the notes in Dir; of this extension alone
+	Secrets     []string        `json:"secrets,omitempty"`   // names of the settings in Config that have secrets in them
 
 	// Of the extension: one of the two.
 	Description *sandboxer.Description `json:"description,omitempty"`
@@ -158,7 +160,7 @@ func versions(list []int) string {
 	return strings.Join(texts, ", ")
 }
 
-// An Error is an error as it travels.
+// An Error is the form in which an error is sent.
 type Error struct {
 	Kind         sandboxer.Kind `json:"kind"`
 	Message      string         `json:"message,omitempty"`
@@ -166,22 +168,23 @@ type Error struct {
 	RetryAfterMS int64          `json:"retry_after_ms,omitempty"`
 	Untouched    bool           `json:"untouched,omitempty"`
 	Public       string         `json:"public,omitempty"`
+	Trace        string         `json:"trace,omitempty"`  // where it came from, for the log alone
 	Faults       []ErrorFault   `json:"faults,omitempty"` // of a configuration
 }
 
-// An ErrorFault is what is wrong at one place of an extension's file.
+// An ErrorFault is a fault at one place of an extension's file.
 type ErrorFault struct {
 	At      string `json:"at"`
 	Message string `json:"message"`
 }
 
-// Bounds of what is taken over from an error of the other side.
+// Bounds of an error of the other side.
 const (
 	maxText   = 4 << 10
 	maxFaults = 100
 )
 
-// ErrorOf returns err as it travels; causes do not. nil for nil.
+// ErrorOf returns err in the form in which it is sent, without causes. nil for nil.
 func ErrorOf(err error) *Error {
 	if err == nil {
 		return nil
@@ -194,15 +197,32 @@ func ErrorOf(err error) *Error {
 	return e
 }
 
-// Fault adds what is wrong at a place of the extension's file, as far as there is room.
+// travels is ErrorOf, or Traced.
+func travels(err error, trace bool) *Error {
+	if trace {
+		return Traced(err)
+	}
+	return ErrorOf(err)
+}
+
+// Traced is ErrorOf with the causes of an internal error as its trace. An extension answers with it: the broker has the log.
+func Traced(err error) *Error {
+	e := ErrorOf(err)
+	if e != nil && e.Kind == sandboxer.Internal {
+		e.Trace = cut(err.Error())
+	}
+	return e
+}
+
+// Fault adds a fault at a place of the extension's file, as far as there is room.
 func (e *Error) Fault(at, message string) {
 	if len(e.Faults) < maxFaults {
 		e.Faults = append(e.Faults, ErrorFault{At: cut(at), Message: cut(message)})
 	}
 }
 
-// Err returns e as an error of this side. What it says goes through hide, unless that is nil, and is cut then: half
-// of what should be hidden would not be recognised.
+// Err returns e as an error of this side. Its texts go through hide, unless that is nil, and are cut afterwards: half
+// of a secret would not be recognized.
 func (e *Error) Err(hide func(string) string) error {
 	if e == nil {
 		return nil
@@ -217,6 +237,9 @@ func (e *Error) Err(hide func(string) string) error {
 		out.Msg = "the extension gives no reason"
 	}
 	out.Hint, out.Public, out.Untouched = cut(e.Hint), cut(e.Public), e.Untouched
+	if e.Trace != "" {
+		out.Err = errors.New(cut(e.Trace))
+	}
 	if ms := e.RetryAfterMS; ms > 0 {
 		out.RetryAfter = time.Duration(min(ms, int64(24*time.Hour/time.Millisecond))) * time.Millisecond
 	}
@@ -230,7 +253,7 @@ func (e *Error) Err(hide func(string) string) error {
 	return out
 }
 
-// Line returns s as one line for people, of at most so many bytes and an ellipsis.
+// Line returns s as one line for people, of at most most bytes and an ellipsis.
 func Line(s string, most int) string {
 	s = strings.NewReplacer("\n", " ", "\t", " ").Replace(cut(s))
 	if len(s) > most {
@@ -239,7 +262,7 @@ func Line(s string, most int) string {
 	return s
 }
 
-// hidden is cut behind hide, which may be nil.
+// hidden is cut after hide, which may be nil.
 func hidden(hide func(string) string) func(string) string {
 	if hide == nil {
 		return cut
@@ -247,9 +270,9 @@ func hidden(hide func(string) string) func(string) string {
 	return func(s string) string { return cut(hide(s)) }
 }
 
-// cut returns s as valid UTF-8 without control characters but line feeds and tabs, of at most
-// maxText bytes: what others say goes to terminals and logs. It is cut between words. The other side, which knows
-// what is a secret, would not recognise half of one.
+// cut returns s as valid UTF-8 without control characters except line feeds and tabs, of at most
+// maxText bytes: texts of others go to terminals and logs. It is cut between words. The other side, which knows
+// the secrets, would not recognize half of one.
 func cut(s string) string {
 	s = strings.ToValidUTF8(s, "\uFFFD")
 	s = strings.Map(func(r rune) rune {

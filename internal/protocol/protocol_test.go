@@ -259,7 +259,7 @@ func TestCancel(t *testing.T) {
 	}
 }
 
-// Whoever does not read is told of too, also by calls that have less time than CancelTime.
+// A peer that does not read is reported too, also by calls that have less time than CancelTime.
 func TestUnread(t *testing.T) {
 	told := make(chan string, 8)
 	c, _ := dialed(t, Options{Unanswered: func(m string) { told <- m }})
@@ -560,7 +560,7 @@ type zeros struct{}
 
 func (zeros) Read(p []byte) (int, error) { return len(p), nil }
 
-// An extension that is sent more than it granted gives up; output that nobody reads slows down.
+// An extension that is sent more than it granted gives up; unread output slows down.
 func TestWindows(t *testing.T) {
 	a, b := pair(t)
 	served := make(chan error, 1)

@@ -76,8 +76,10 @@ type Stream struct {
 
 	patience atomic.Int64 // Hurry; 0 for none
 
-	// Hide, if set, is what the texts of an error of the other side go through.
+	// Hide, if set, filters the texts of errors of the other side.
 	Hide func(string) string
+	// Trace makes SendError include the origin of an internal error.
+	Trace bool
 	// OnClose, if set, is called by Close.
 	OnClose func()
 }
@@ -85,7 +87,7 @@ type Stream struct {
 // NewStream returns the stream on conn, whose token was exchanged already; r reads from conn.
 func NewStream(conn io.ReadWriteCloser, r *bufio.Reader) *Stream { return &Stream{conn: conn, r: r} }
 
-// OpenStream connects to the socket for streams at path, and says token.
+// OpenStream connects to the socket for streams at path, and sends token.
 func OpenStream(path, token string) (*Stream, error) {
 	conn, err := net.DialTimeout("unix", path, TokenTime)
 	if err != nil {
@@ -106,7 +108,7 @@ func (s *Stream) Close() error {
 	return s.conn.Close()
 }
 
-// Hurry has Receive fail when nothing comes for so long, also one under way.
+// Hurry makes Receive fail when nothing comes for that long, also one under way.
 func (s *Stream) Hurry(patience time.Duration) {
 	s.patience.Store(int64(patience))
 	s.hurried()
@@ -168,10 +170,10 @@ func (s *Stream) SendJSON(channel byte, v any) error {
 }
 
 // SendError sends err as the last frame.
-func (s *Stream) SendError(err error) error { return s.SendJSON(ChannelError, ErrorOf(err)) }
+func (s *Stream) SendError(err error) error { return s.SendJSON(ChannelError, travels(err, s.Trace)) }
 
-// Receive returns the next frame, whose payload is valid until the call after. io.EOF means that the
-// other side has closed between two frames. After a deadline of the connection it goes on where it was.
+// Receive returns the next frame, whose payload is valid until the next call. io.EOF means that the
+// other side has closed between two frames. After a deadline of the connection it continues where it was.
 func (s *Stream) Receive() (channel byte, payload []byte, err error) {
 	s.hurried()
 	for len(s.head) < 5 {
@@ -189,7 +191,7 @@ func (s *Stream) Receive() (channel byte, payload []byte, err error) {
 		return 0, nil, fmt.Errorf("a frame is longer than %d bytes", MaxFrame)
 	}
 	if s.head[0] > ChannelWindow {
-		return 0, nil, fmt.Errorf("a frame is on the channel %d, which there is not", s.head[0])
+		return 0, nil, fmt.Errorf("a frame is on the unknown channel %d", s.head[0])
 	}
 	if cap(s.buf) < n {
 		s.buf = make([]byte, max(n, 4<<10))
@@ -220,7 +222,7 @@ func DecodeFrame(payload []byte, v any) error {
 	return nil
 }
 
-// errBroken is a stream that ended before its end.
+// errBroken is the error for a stream that was cut off.
 func errBroken(err error) error {
 	if errors.Is(err, io.EOF) {
 		err = io.ErrUnexpectedEOF
@@ -236,11 +238,11 @@ type Reader struct {
 	err     error
 }
 
-// Reader returns what reads the data of channel; frames on others end it.
+// Reader returns a reader of the data of channel; frames on others end it.
 func (s *Stream) Reader(channel byte) *Reader { return &Reader{s: s, channel: channel} }
 
-// Next returns the payload of the next frame, which must be on channel; it is valid until the call
-// after. io.EOF is the end in order. Kinds: those of Read.
+// Next returns the payload of the next frame, which must be on channel; it is valid until the next
+// call. io.EOF is the proper end. Kinds: those of Read.
 func (s *Stream) Next(channel byte) ([]byte, error) { return s.Reader(channel).next() }
 
 // CopyTo writes the data that comes on ChannelOut to w, to its end. mine is an error of w, theirs one of the stream.
@@ -252,7 +254,7 @@ func (s *Stream) CopyTo(w io.Writer) (mine, theirs error) {
 	return mine, theirs
 }
 
-// Read implements io.Reader. Kinds: those that the other side says; Unavailable if the stream breaks.
+// Read implements io.Reader. Kinds: those of the other side's error; Unavailable if the stream breaks.
 func (r *Reader) Read(p []byte) (int, error) {
 	if len(p) == 0 {
 		return 0, nil
@@ -313,7 +315,7 @@ func (r *Reader) next() ([]byte, error) {
 	return nil, r.err
 }
 
-// Writer returns what sends data on channel.
+// Writer returns a writer that sends data on channel.
 func (s *Stream) Writer(channel byte) io.Writer { return &writer{s, channel} }
 
 type writer struct {
@@ -333,7 +335,7 @@ func (w *writer) Write(p []byte) (n int, err error) {
 	return n, nil
 }
 
-// ReadFrom implements io.ReaderFrom: frames are as large as they are when data is there.
+// ReadFrom implements io.ReaderFrom: a frame has as much data as is available.
 func (w *writer) ReadFrom(r io.Reader) (n int64, err error) {
 	buf := make([]byte, maxData)
 	for {
@@ -366,7 +368,7 @@ func (s *Stream) SendAll(channel byte, r io.Reader) (mine, theirs error) {
 	return nil, s.Send(ChannelEnd, nil)
 }
 
-// sendTo tells what is wrong with the stream from what is wrong with what is read.
+// sendTo distinguishes errors of the stream from errors of the reader.
 type sendTo struct {
 	w   io.Writer
 	err *error

@@ -9,8 +9,8 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// TLS is what either side of a connection by TLS goes by: it shows the certificate in the file cert, whose key is
-// in the file key, and takes those of the other side that are signed by one in ca. Kinds, with the file's name: Unavailable, and Invalid for a ca without certificates.
+// TLS is the configuration of either side of a TLS connection: it shows the certificate in the file cert, whose key is
+// in the file key, and accepts those of the other side that are signed by one in ca. Kinds, with the file's name: Unavailable, and Invalid for a ca without certificates.
 func TLS(ca, cert, key string) (*tls.Config, error) {
 	pem, err := os.ReadFile(ca)
 	if err != nil {

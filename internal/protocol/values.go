@@ -12,7 +12,7 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// Bytes are bytes that are mostly text: a JSON string where they are UTF-8, {"base64": "…"} where not.
+// Bytes are bytes that are mostly text: a JSON string if they are UTF-8, {"base64": "…"} if not.
 type Bytes string
 
 type encodedBytes struct {
@@ -67,28 +67,27 @@ func each[To, From ~string](l []From) []To {
 // InputID is the input that always holds the sandbox's ID.
 const InputID = "sandbox_id"
 
-// SpecParams are the params of what makes a sandbox; further ones of a method embed it.
+// SpecParams are the params of methods that make a sandbox; those with further params embed it.
 type SpecParams struct {
 	Spec  sandboxer.Spec   `json:"spec"`
 	Env   map[string]Bytes `json:"env,omitempty"`
 	Host  string           `json:"host"`
 	Place string           `json:"place,omitempty"`
-	Stamp []byte           `json:"stamp,omitempty"`
 }
 
-// SpecOf returns spec as it travels.
+// SpecOf returns the params for spec.
 func SpecOf(spec sandboxer.Spec) SpecParams {
-	n := SpecParams{Spec: spec, Env: values[Bytes](spec.Env), Place: spec.Place, Stamp: spec.Stamp, Host: cmp.Or(spec.Place, spec.Host, "localhost")}
+	n := SpecParams{Spec: spec, Env: values[Bytes](spec.Env), Place: spec.Place, Host: cmp.Or(spec.Place, spec.Host, "localhost")}
 	n.Spec.Inputs = make(map[string]string, len(spec.Inputs)+1)
 	maps.Copy(n.Spec.Inputs, spec.Inputs)
 	n.Spec.Inputs[InputID] = spec.ID
 	return n
 }
 
-// Full returns the spec that n is of.
+// Full returns the spec that n was made from.
 func (n SpecParams) Full() sandboxer.Spec {
 	s := n.Spec
-	s.Env, s.Place, s.Stamp = values[string](n.Env), n.Place, n.Stamp
+	s.Env, s.Place = values[string](n.Env), n.Place
 	if s.Inputs[InputID] == s.ID {
 		delete(s.Inputs, InputID)
 	}
@@ -109,12 +108,12 @@ type Cmd struct {
 	Stdin   bool               `json:"stdin,omitempty"`
 }
 
-// CmdOf returns c as it travels.
+// CmdOf returns c without its streams, for sending.
 func CmdOf(c sandboxer.Cmd) Cmd {
 	return Cmd{each[Bytes](c.Args), values[Bytes](c.Env), Bytes(c.Dir), c.User, c.Service, c.TTY, c.Stdin != nil}
 }
 
-// Cmd returns what c is of, without streams.
+// Cmd returns the command that c was made from, without streams.
 func (c Cmd) Cmd() sandboxer.Cmd {
 	return sandboxer.Cmd{Args: each[string](c.Args), Env: values[string](c.Env), Dir: string(c.Dir), User: c.User, Service: c.Service, TTY: c.TTY}
 }
@@ -131,22 +130,22 @@ type Process struct {
 	Tag   Bytes              `json:"tag,omitempty"`
 }
 
-// ProcessOf returns a process that runs as it travels.
+// ProcessOf returns a running process in the form in which it is sent.
 func ProcessOf(p sandboxer.Process) Process {
 	return Process{PID: p.PID, Args: each[Bytes](p.Args), Env: values[Bytes](p.Env), Dir: Bytes(p.Dir), Tag: Bytes(p.Tag)}
 }
 
-// ProcessSpecOf returns one that is to be started as it travels.
+// ProcessSpecOf returns a process to start in the form in which it is sent.
 func ProcessSpecOf(p sandboxer.ProcessSpec) Process {
 	return Process{0, each[Bytes](p.Args), values[Bytes](p.Env), Bytes(p.Dir), p.User, p.TTY, p.Input, Bytes(p.Tag)}
 }
 
-// Process returns the running process that p is of.
+// Process returns the running process that p was made from.
 func (p Process) Process() sandboxer.Process {
 	return sandboxer.Process{PID: p.PID, Tag: string(p.Tag), Args: each[string](p.Args), Dir: string(p.Dir), Env: values[string](p.Env)}
 }
 
-// ProcessSpec returns what is to be started.
+// ProcessSpec returns the process to start.
 func (p Process) ProcessSpec() sandboxer.ProcessSpec {
 	return sandboxer.ProcessSpec{Args: each[string](p.Args), Env: values[string](p.Env), Dir: string(p.Dir), User: p.User, TTY: p.TTY, Input: p.Input, Tag: string(p.Tag)}
 }
@@ -162,12 +161,12 @@ type File struct {
 	Target  Bytes     `json:"target,omitempty"`
 }
 
-// FileOf returns f as it travels.
+// FileOf returns f in the form in which it is sent.
 func FileOf(f sandboxer.FileInfo) File {
 	return File{Bytes(f.Path), f.Size, uint32(f.Mode), f.ModTime, f.Owner, f.Group, Bytes(f.Target)}
 }
 
-// File returns what f is of.
+// File returns the file that f was made from.
 func (f File) File() sandboxer.FileInfo {
 	return sandboxer.FileInfo{Path: string(f.Path), Size: f.Size, Mode: fs.FileMode(f.Mode), ModTime: f.ModTime, Owner: f.Owner, Group: f.Group, Target: string(f.Target)}
 }
@@ -179,7 +178,7 @@ type Change struct {
 	File *File            `json:"file,omitempty"`
 }
 
-// ChangeOf returns c as it travels.
+// ChangeOf returns c in the form in which it is sent.
 func ChangeOf(c sandboxer.FileChange) Change {
 	out := Change{Path: Bytes(c.Path), Op: c.Op}
 	if c.File != nil {
@@ -189,7 +188,7 @@ func ChangeOf(c sandboxer.FileChange) Change {
 	return out
 }
 
-// Change returns what c is of.
+// Change returns the change that c was made from.
 func (c Change) Change() sandboxer.FileChange {
 	out := sandboxer.FileChange{Path: string(c.Path), Op: c.Op}
 	if c.File != nil {
@@ -197,30 +196,4 @@ func (c Change) Change() sandboxer.FileChange {
 		out.File = &f
 	}
 	return out
-}
-
-// Found is sandboxer.Found.
-type Found struct {
-	Handle sandboxer.Handle `json:"handle"`
-	Stamp  []byte           `json:"stamp,omitempty"`
-	Fuse   time.Time        `json:"fuse,omitzero"`
-}
-
-// FoundSnapshot is sandboxer.FoundSnapshot.
-type FoundSnapshot struct {
-	Snapshot   sandboxer.Snapshot `json:"snapshot"`
-	Whole      bool               `json:"whole,omitempty"`
-	SandboxID  string             `json:"sandbox_id,omitempty"`
-	Generation int                `json:"generation,omitempty"`
-	Stamp      []byte             `json:"stamp,omitempty"`
-}
-
-// Cache is sandboxer.Cache.
-type Cache struct {
-	Host    string    `json:"host"`
-	Name    string    `json:"name"`
-	Tenant  string    `json:"tenant,omitempty"`
-	Bytes   int64     `json:"bytes"`
-	UsedAt  time.Time `json:"used_at,omitzero"`
-	Problem string    `json:"problem,omitempty"`
 }

@@ -23,7 +23,7 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/strictjson"
 )
 
-// createBody is what a create asks for. Names that it does not have are of later contracts, and ignored.
+// createBody is the body of a create. Unknown names are from later contracts, and ignored.
 type createBody struct {
 	SandboxID    *string     `json:"sandbox_id"`
 	ThreadID     *string     `json:"thread_id"`
@@ -41,16 +41,17 @@ type mountBody struct {
 	ReadOnly      bool   `json:"read_only"`
 }
 
-// order is a create that was checked as far as it can be without looking at anything.
+// order is a create that was checked as far as possible without looking at anything.
 type order struct {
 	id, user string
 	thread   string // the sandbox's own ID where none is given
 	threaded bool   // one is given
 	legacy   bool
+	lark     bool // the Lark CLI is asked for
 	mounts   []mountBody
 }
 
-// fault says what is wrong with a request, as the provisioner's own server does.
+// fault is the error for an invalid request, in the form of the provisioner's own server.
 type fault struct {
 	Type  string `json:"type"`
 	Loc   []any  `json:"loc"`
@@ -58,7 +59,7 @@ type fault struct {
 	Input any    `json:"input"`
 }
 
-// wrongType says where in the body a value is of another type than it has to be.
+// wrongType says where in the body a value has the wrong type.
 func wrongType(body any, te *json.UnmarshalTypeError) *fault {
 	f := &fault{Loc: []any{"body"}, Input: body}
 	switch te.Type.Kind() {
@@ -101,7 +102,7 @@ func wrongType(body any, te *json.UnmarshalTypeError) *fault {
 func decodeCreate(data []byte) (o order, contract *int, _ *fault) {
 	var b createBody
 	var sent any
-	_, _ = strictjson.DecodeStored(data, &sent) // what is none is told by the next
+	_, _ = strictjson.DecodeStored(data, &sent) // the next call reports an invalid one
 	if _, err := strictjson.DecodeStored(data, &b); err != nil {
 		var te *json.UnmarshalTypeError
 		if errors.As(err, &te) {
@@ -118,7 +119,7 @@ func decodeCreate(data []byte) (o order, contract *int, _ *fault) {
 	if b.SandboxID == nil {
 		return o, nil, bad("missing", "sandbox_id", sent, "Field required")
 	}
-	o = order{id: *b.SandboxID, user: sandboxer.DefaultUser, thread: *b.SandboxID, legacy: b.LegacySkills, mounts: b.Mounts}
+	o = order{id: *b.SandboxID, user: sandboxer.DefaultUser, thread: *b.SandboxID, legacy: b.LegacySkills, lark: b.LarkRuntime || b.LarkBroker, mounts: b.Mounts}
 	if sandboxer.CheckID(o.id) != nil {
 		return o, nil, mismatch("sandbox_id", o.id, "^[a-z0-9]([a-z0-9-]{0,46}[a-z0-9])?$")
 	}
@@ -145,29 +146,21 @@ func decodeCreate(data []byte) (o order, contract *int, _ *fault) {
 			}
 		}
 	}
-	for _, lark := range []struct {
-		name   string
-		wanted bool
-	}{{"provision_lark_cli_runtime", b.LarkRuntime}, {"provision_lark_cli_broker", b.LarkBroker}} {
-		if lark.wanted {
-			return o, nil, bad("value_error", lark.name, true, "this server has no image with the Lark CLI, as its capabilities say")
-		}
-	}
 	return o, b.Contract, nil
 }
 
-// labels say whose the sandbox of an order is.
+// labels identify the user and the thread of an order's sandbox.
 func (o order) labels() map[string]string {
 	return map[string]string{labelContract: fmt.Sprint(mountContract), labelUser: o.user, labelThread: o.thread}
 }
 
-// has reports whether sb was made for the one who gives the order.
+// has reports whether sb was made for the user and the thread of the order.
 func (o order) has(sb *sandboxer.Sandbox) bool {
 	return sb.Spec.Labels[labelUser] == o.user && sb.Spec.Labels[labelThread] == o.thread && sb.Spec.Labels[labelContract] != ""
 }
 
-// asked is the thread that the manager is told, which is none where the ID is not the thread's:
-// earlier versions of deer-flow, and its sandboxes without a thread, have others.
+// asked is the thread for the manager, which is none if the ID is not the thread's:
+// earlier versions of deer-flow, and its sandboxes without a thread, have other IDs.
 func (o order) asked() sandboxer.Thread {
 	t := sandboxer.Thread{User: o.user, ID: o.thread}
 	if id, err := t.SandboxID(); !o.threaded || err != nil || id != o.id {
@@ -176,8 +169,8 @@ func (o order) asked() sandboxer.Thread {
 	return t
 }
 
-// create makes a sandbox, or finds the one there is, and answers when it runs, or after some 25 s as
-// it stands then.
+// create makes a sandbox, or finds the existing one, and answers when it runs, or after some 25 s with its
+// state then.
 func (p *Provisioner) create(w http.ResponseWriter, r *http.Request) error {
 	body, err := edge.ReadAll(r, maxBody, bodyTime)
 	if err != nil {
@@ -193,6 +186,11 @@ func (p *Provisioner) create(w http.ResponseWriter, r *http.Request) error {
 		writeJSON(w, http.StatusConflict, map[string]any{"detail": map[string]any{"code": "mount_contract_changed", "actual": mountContract}})
 		return nil
 	}
+	if o.lark { // deer-flow asks for it whatever the capabilities say, and its own server ignores that, too
+		p.larkTold.Do(func() {
+			p.opts.Log.Warn("deer-flow asks for the Lark CLI in its sandboxes, but this server has no image with it: they are made without it")
+		})
+	}
 	ctx, cancel := context.WithTimeout(r.Context(), p.patience)
 	defer cancel()
 	sb, err := p.ensure(ctx, o)
@@ -201,8 +199,8 @@ func (p *Provisioner) create(w http.ResponseWriter, r *http.Request) error {
 		if sb, ferr = p.find(r.Context(), o.id); ferr == nil && o.has(sb) {
 			err = nil
 		} else {
-			e := sandboxer.E(sandboxer.Unavailable, err, "sandbox %s could not be begun within %s", o.id, sandboxer.FormatDuration(p.patience))
-			err = e.WithHint("ask again: the one before it is still being removed, or there is no room")
+			e := sandboxer.E(sandboxer.Unavailable, err, "the creation of sandbox %s could not start within %s", o.id, sandboxer.FormatDuration(p.patience))
+			err = e.WithHint("try again: the previous one is still being removed, or there is no room")
 		}
 	}
 	if err != nil {
@@ -219,7 +217,7 @@ func (p *Provisioner) create(w http.ResponseWriter, r *http.Request) error {
 func (p *Provisioner) ensure(ctx context.Context, o order) (*sandboxer.Sandbox, error) {
 	who := sandboxer.PrincipalFrom(ctx)
 	for tries := 0; ; tries++ {
-		sb, err := p.m.GetChosen(ctx, o.id)
+		sb, err := p.sandboxes.GetChosen(ctx, o.id)
 		was := sb
 		switch {
 		case err != nil && sandboxer.KindOf(err) != sandboxer.NotFound:
@@ -239,28 +237,28 @@ func (p *Provisioner) ensure(ctx context.Context, o order) (*sandboxer.Sandbox, 
 				continue // another create of the ID has answered with it
 			}
 			if (was == nil || !isThere(was)) && !sb.Found && ctx.Err() == nil && p.unheard(ctx, o, sb) {
-				if _, derr := p.m.Destroy(ctx, sb.Ref()); derr != nil {
+				if _, derr := p.sandboxes.Destroy(ctx, sb.Ref()); derr != nil {
 					p.opts.Log.WarnContext(ctx, "a sandbox that cannot be used is removed later", "sandbox", sb.ID, "err", derr)
 				}
 				return nil, err
 			}
 		}
-		// It may have ended, or been made by somebody else, since it was looked at.
+		// It may have ended, or another request may have made it, since the last look.
 		if k := sandboxer.KindOf(err); k != sandboxer.Conflict && k != sandboxer.NotFound || tries > 3 || ctx.Err() != nil {
 			return nil, err
 		}
 	}
 }
 
-// unheard reports whether nobody was told of sb, which a create has just made, and the order's ID is still its.
+// unheard reports whether no answer has named sb, which a create has just made, and the order's ID is still its.
 func (p *Provisioner) unheard(ctx context.Context, o order, sb *sandboxer.Sandbox) bool {
-	now, err := p.m.GetChosen(ctx, o.id)
+	now, err := p.sandboxes.GetChosen(ctx, o.id)
 	return err == nil && now.ID == sb.ID && now.Generation == sb.Generation && !p.isPrepared(objectOf(sb))
 }
 
 // wake returns sb when it runs.
 func (p *Provisioner) wake(ctx context.Context, sb *sandboxer.Sandbox) (*sandboxer.Sandbox, error) {
-	b, _, err := p.bearer(ctx, sb.ID, p.m.BearerToken(sb))
+	b, _, err := p.bearer(ctx, sb.ID, p.sandboxes.BearerToken(sb))
 	if err != nil {
 		return nil, err
 	}
@@ -276,7 +274,7 @@ func (p *Provisioner) make(ctx context.Context, who sandboxer.Principal, o order
 	if len(mounts) > 0 {
 		who.Vouches = []string{sandboxer.RestrictedMounts} // they are what the operator has said
 	}
-	sb, err := p.m.Create(sandboxer.WithPrincipal(ctx, who), sandboxer.CreateRequest{
+	sb, err := p.sandboxes.Create(sandboxer.WithPrincipal(ctx, who), sandboxer.CreateRequest{
 		Profile: p.opts.Profile, Inputs: map[string]string{"sandbox_id": o.id}, Thread: o.asked(), Labels: o.labels(), Mounts: mounts,
 		Consumer: sandboxer.Consumer{ID: o.user, Kind: "deer-flow"},
 	})
@@ -287,7 +285,7 @@ func (p *Provisioner) make(ctx context.Context, who sandboxer.Principal, o order
 	return sb, err
 }
 
-// targets are where requests may mount something, and whether they may have it written to.
+// targets are where requests may mount something, and whether the mount may be writable.
 var targets = map[string]bool{
 	"/mnt/acp-workspace":                      true,
 	"/mnt/skills/custom":                      true,
@@ -301,8 +299,8 @@ var targets = map[string]bool{
 
 const maxMounts = 10
 
-// mounts returns what the sandbox of an order is to have mounted: its user's directories, skills, and
-// what the request names. Kind: Invalid.
+// mounts returns the mounts of an order's sandbox: its user's directories, skills, and
+// those that the request names. Kind: Invalid.
 func (p *Provisioner) mounts(tenant string, o order) ([]sandboxer.Mount, error) {
 	refuse := func(format string, args ...any) *sandboxer.Error {
 		return sandboxer.E(sandboxer.Invalid, nil, "extra_mounts: "+format, args...)
@@ -319,9 +317,9 @@ func (p *Provisioner) mounts(tenant string, o order) ([]sandboxer.Mount, error) 
 		case !path.IsAbs(m.ContainerPath):
 			return nil, refuse("the container path %q is not absolute", m.ContainerPath)
 		case !known:
-			return nil, refuse("nothing can be mounted at %s", at)
+			return nil, refuse("mounts at %s are not allowed", at)
 		case !writable && !m.ReadOnly:
-			return nil, refuse("what is mounted at %s has to be read-only", at)
+			return nil, refuse("the mount at %s must be read-only", at)
 		case slices.ContainsFunc(extra, func(e sandboxer.Mount) bool { return e.Target == at }):
 			return nil, refuse("%s is given twice", at)
 		case !filepath.IsAbs(m.HostPath) || strings.ContainsRune(m.HostPath, 0):
@@ -330,7 +328,7 @@ func (p *Provisioner) mounts(tenant string, o order) ([]sandboxer.Mount, error) 
 			if p.opts.IgnoreMounts {
 				continue
 			}
-			return nil, refuse("the host path %s lies in no directory that may be mounted%s", one.Source, map[bool]string{false: " for writing"}[m.ReadOnly]).
+			return nil, refuse("the host path %s is in no directory that may be mounted%s", one.Source, map[bool]string{false: " for writing"}[m.ReadOnly]).
 				WithHint("the server's operator lists those directories in the setting deerflow_mount_roots")
 		}
 		extra = append(extra, one)
@@ -339,29 +337,75 @@ func (p *Provisioner) mounts(tenant string, o order) ([]sandboxer.Mount, error) 
 	if err != nil {
 		return nil, err
 	}
-	skills, err := p.skills(o)
+	skills, err := p.skills(tenant, o)
 	if err != nil {
 		return nil, err
+	}
+	skills = slices.DeleteFunc(skills, func(m sandboxer.Mount) bool {
+		return slices.ContainsFunc(extra, func(e sandboxer.Mount) bool { return e.Target == m.Target })
+	})
+	for _, m := range extra {
+		if err := p.makeSource(m); err != nil {
+			return nil, refuse("the directory %s cannot be made: %v", m.Source, err)
+		}
 	}
 	return slices.Concat(data, skills, extra), nil
 }
 
-func (p *Provisioner) skills(o order) (mounts []sandboxer.Mount, err error) {
-	if p.opts.Skills == "" {
-		return nil, nil
+// makeSource makes the directory of a writable mount, if it does not exist, as deer-flow's own server does.
+func (p *Provisioner) makeSource(m sandboxer.Mount) error {
+	i := slices.IndexFunc(p.opts.MountRoots, func(r MountRoot) bool { return !m.ReadOnly && m.Within(r.Path, r.ReadOnly) })
+	if i < 0 {
+		return nil
 	}
-	for _, name := range []string{"public", "legacy"} {
-		if name == "legacy" && !o.legacy {
+	base := p.opts.MountRoots[i].Path
+	root, err := os.OpenRoot(base)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	dir, err := filepath.Rel(base, m.Source)
+	if err != nil {
+		return err
+	}
+	if _, err := root.Lstat(dir); !errors.Is(err, fs.ErrNotExist) {
+		return nil // whether it can be mounted, the extension says
+	}
+	st, err := root.Stat(".")
+	if err != nil {
+		return err
+	}
+	owner, _ := st.Sys().(*syscall.Stat_t)
+	return makeDirs(root, dir, owner)
+}
+
+// skills are the existing directories of skills. Those of deer-flow's own state, which has them for each user, come before
+// those that all users share.
+func (p *Provisioner) skills(tenant string, o order) (mounts []sandboxer.Mount, err error) {
+	var dirs []string
+	if p.opts.UserData != "" {
+		home := filepath.Join(p.opts.UserData, dirName(tenant))
+		own := filepath.Join(home, "users", o.user, "skills_view")
+		dirs = append(dirs, filepath.Join(home, "skills_view", "public"), filepath.Join(own, "custom"), filepath.Join(own, "legacy"))
+	}
+	if p.opts.Skills != "" {
+		dirs = append(dirs, filepath.Join(p.opts.Skills, "public"))
+		if o.legacy {
+			dirs = append(dirs, filepath.Join(p.opts.Skills, "legacy"))
+		}
+	}
+	for _, dir := range dirs {
+		one := sandboxer.Mount{Source: dir, Target: "/mnt/skills/" + filepath.Base(dir), ReadOnly: true}
+		if slices.ContainsFunc(mounts, func(m sandboxer.Mount) bool { return m.Target == one.Target }) {
 			continue
 		}
-		dir := filepath.Join(p.opts.Skills, name)
 		switch st, err := os.Lstat(dir); {
 		case errors.Is(err, fs.ErrNotExist):
 			continue // there are none
 		case err != nil || !st.IsDir():
 			return nil, sandboxer.E(sandboxer.Unavailable, err, "the skills in %s cannot be mounted: it is no directory that can be read", dir)
 		}
-		mounts = append(mounts, sandboxer.Mount{Source: dir, Target: "/mnt/skills/" + name, ReadOnly: true})
+		mounts = append(mounts, one)
 	}
 	return mounts, nil
 }
@@ -371,8 +415,8 @@ var userDirs = []string{"workspace", "uploads", "outputs"}
 
 const userDataPath = "/mnt/user-data"
 
-// userData makes the directories of a tenant's, user's and thread's files, as deer-flow lays them out,
-// and returns how they are mounted. They belong to whom the directory of all of them belongs.
+// userData makes the directories for a tenant's, user's and thread's files, as deer-flow lays them out,
+// and returns their mounts. The owner of their common parent owns them.
 func (p *Provisioner) userData(tenant string, o order) (mounts []sandboxer.Mount, err error) {
 	if p.opts.UserData == "" {
 		return nil, nil
@@ -401,7 +445,7 @@ func (p *Provisioner) userData(tenant string, o order) (mounts []sandboxer.Mount
 	return mounts, nil
 }
 
-// makeDirs makes a directory below root with its parents. What is made belongs to owner.
+// makeDirs makes a directory below root with its parents. New ones belong to owner.
 func makeDirs(root *os.Root, dir string, owner *syscall.Stat_t) error {
 	at := ""
 	for part := range strings.SplitSeq(filepath.ToSlash(dir), "/") {
@@ -410,7 +454,7 @@ func makeDirs(root *os.Root, dir string, owner *syscall.Stat_t) error {
 		if errors.Is(err, fs.ErrExist) {
 			st, err := root.Lstat(at)
 			if err == nil && !st.IsDir() {
-				err = fmt.Errorf("%s is no directory", at)
+				err = fmt.Errorf("%s is not a directory", at)
 			}
 			if err != nil {
 				return err
@@ -429,7 +473,7 @@ func makeDirs(root *os.Root, dir string, owner *syscall.Stat_t) error {
 
 var plainName = regexp.MustCompile(`^[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}$`)
 
-// dirName is a name of a directory for a tenant, whose own may be any text: no two have one.
+// dirName is a name of a directory for a tenant, whose own may be any text: no two tenants share one.
 func dirName(tenant string) string {
 	if plainName.MatchString(tenant) && !digested.MatchString(tenant) {
 		return tenant

@@ -17,10 +17,10 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/manager"
 )
 
-// boxRouter finds the way to the API inside of a sandbox: /s/<id>/<token>/v1/….
+// boxRouter routes to the API inside of a sandbox: /s/<id>/<token>/v1/….
 type boxRouter struct{ p *Provisioner }
 
-// boxPattern is that of every route: in metrics there are not as many as there are sandboxes.
+// boxPattern is the pattern of every route: so metrics do not have one for each sandbox.
 const boxPattern = "deer-flow sandbox"
 
 func (b *boxRouter) Routes() []edge.Route { return []edge.Route{b.route("", "", "")} }
@@ -46,11 +46,11 @@ func (b *boxRouter) route(id string, token sandboxer.Secret, rest string) edge.R
 		if err != nil {
 			return nil, sandboxer.Principal{}, nil, err
 		}
-		if err := b.p.m.AdmitRequest(in.Principal()); err != nil {
+		if err := b.p.sandboxes.AdmitRequest(in.Principal()); err != nil {
 			return nil, sandboxer.Principal{}, nil, err
 		}
 		v := &visit{Bearer: in, sb: sb, patience: b.p.patience}
-		if rest == "/v1/sandbox" { // whoever asks that asks again soon
+		if rest == "/v1/sandbox" { // clients ask that again soon
 			v.patience = readyTime
 		}
 		return context.WithValue(ctx, visitKey{}, v), in.Principal(), func() {}, nil
@@ -69,10 +69,10 @@ func (b *boxRouter) route(id string, token sandboxer.Secret, rest string) edge.R
 	})}
 }
 
-// bearer is the way in to a sandbox for which the operator stands as far as its mounts are what he
-// said.
+// bearer gives access to a sandbox. The operator vouches for it if its mounts are those that the operator
+// configured.
 func (p *Provisioner) bearer(ctx context.Context, id string, token sandboxer.Secret) (*manager.Bearer, *sandboxer.Sandbox, error) {
-	b, sb, err := p.m.Bearer(ctx, id, token)
+	b, sb, err := p.sandboxes.Bearer(ctx, id, token)
 	if err == nil && p.standsFor(sb.Spec.Mounts) {
 		b.Vouch(sandboxer.RestrictedMounts)
 	}
@@ -80,10 +80,10 @@ func (p *Provisioner) bearer(ctx context.Context, id string, token sandboxer.Sec
 }
 
 // prepare makes /mnt/user-data in the running sandbox sb, unless that was done: by a command as root,
-// since whoever the commands run as has to be able to write there, or as files are made where
+// since the user of later commands has to be able to write there, or as files are made where
 // there is no root.
 func (p *Provisioner) prepare(ctx context.Context, sb *sandboxer.Sandbox) error {
-	b, _, err := p.bearer(ctx, sb.ID, p.m.BearerToken(sb))
+	b, _, err := p.bearer(ctx, sb.ID, p.sandboxes.BearerToken(sb))
 	if err != nil {
 		return err
 	}
@@ -101,7 +101,7 @@ func (p *Provisioner) prepareFor(ctx context.Context, b *manager.Bearer, sb *san
 	for _, d := range userDirs {
 		dirs = append(dirs, p.data+"/"+d)
 	}
-	// The directory of them all may be there: whoever mounts something below it makes it, and an image may
+	// Their common directory may exist: a mount below it makes it, and an image may
 	// have it. Those below may be mounts, whose modes are their owners'.
 	const script = `mkdir -p -m 0777 -- "$@" && chmod 0777 -- "$1"`
 	x, err := b.Exec(ctx, sandboxer.Cmd{Args: append([]string{"sh", "-c", script, "sh"}, dirs...), Dir: "/", User: "0"})
@@ -132,13 +132,13 @@ func (p *Provisioner) isPrepared(one object) bool {
 	return ok
 }
 
-// objectOf is what of sb has files: a sandbox that was paused to files begins with others.
+// objectOf is the object of sb that has files: a sandbox that was paused to files gets a new one.
 func objectOf(sb *sandboxer.Sandbox) object {
 	return object{sb.ID, max(sb.Generation, sb.Spec.Generation)}
 }
 
-// boxes are the sandboxes of the API inside: of each request the one that it came for. Each call
-// waits for the sandbox to run as long as the request has patience.
+// boxes are the sandboxes of the API inside: for each request the one that it names. Each call
+// waits for the sandbox to run as long as the request may take.
 type boxes struct{ p *Provisioner }
 
 func (b boxes) awake(ctx context.Context) (*manager.Bearer, error) {
@@ -163,7 +163,7 @@ func (b boxes) awake(ctx context.Context) (*manager.Bearer, error) {
 	return v.Bearer, over(err)
 }
 
-// over tells that a sandbox has ended, which is NotFound, from a file that is not there.
+// over distinguishes an ended sandbox, which is NotFound, from a missing file.
 func over(err error) error {
 	if errors.Is(err, manager.ErrSandboxOver) {
 		return aioserver.Ended(err)
@@ -184,7 +184,7 @@ func (b boxes) Exec(ctx context.Context, _ string, cmd sandboxer.Cmd) (sandboxer
 		err = over(err)
 	}
 	if sandboxer.KindOf(err) == sandboxer.NotFound {
-		// 404 of a command is for good to deer-flow (failInside). Who asks again is told that it has ended.
+		// deer-flow takes 404 for a command as final (failInside). A retry gets the answer that the sandbox has ended.
 		err = sandboxer.E(sandboxer.Unavailable, err, "the sandbox ended meanwhile")
 	}
 	return x, err
@@ -229,28 +229,4 @@ func (b boxes) ListFiles(ctx context.Context, _, dir, after string) iter.Seq2[sa
 			}
 		}
 	}
-}
-
-func (b boxes) MakeDir(ctx context.Context, _, dir string) error {
-	in, err := b.awake(ctx)
-	if err != nil {
-		return err
-	}
-	return over(in.MakeDir(ctx, dir))
-}
-
-func (b boxes) MoveFile(ctx context.Context, _, from, to string) error {
-	in, err := b.awake(ctx)
-	if err != nil {
-		return err
-	}
-	return over(in.MoveFile(ctx, from, to))
-}
-
-func (b boxes) RemoveFile(ctx context.Context, _, name string) error {
-	in, err := b.awake(ctx)
-	if err != nil {
-		return err
-	}
-	return over(in.RemoveFile(ctx, name))
 }

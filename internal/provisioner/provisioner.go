@@ -1,6 +1,6 @@
-// Package provisioner is deer-flow's way in: the API of its sandbox provisioner, by which it makes, finds and
+// Package provisioner is deer-flow's interface: the API of its sandbox provisioner, by which it makes, finds and
 // ends sandboxes, and below /s/ the API inside of each of them, whose URL is all that deer-flow's
-// client sends. deer-flow works with it unchanged. docs/deer-flow.md is for its users.
+// client sends. deer-flow works with it unchanged. docs/how-to/deer-flow.md is for its users.
 package provisioner
 
 import (
@@ -14,6 +14,7 @@ import (
 	"net/url"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -25,7 +26,7 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/manager"
 )
 
-// Where the doors are.
+// The paths of the doors.
 const (
 	apiPath    = "/api/"
 	healthPath = "/health"
@@ -49,65 +50,83 @@ const (
 // Options of New.
 type Options struct {
 	Profile    string      // of every sandbox
-	MountRoots []MountRoot // in which lies whatever requests may mount
-	// IgnoreMounts leaves out what requests mount from elsewhere, which is refused otherwise: for a
+	MountRoots []MountRoot // directories within which requests may mount
+	// IgnoreMounts leaves out requested mounts from other directories, which are refused otherwise: for a
 	// gateway on another machine, whose paths mean nothing here.
 	IgnoreMounts bool
 	// UserData is a directory of this machine that has one for every tenant, user and thread, which
-	// is mounted at /mnt/user-data. "": what is there ends with the sandbox.
+	// is mounted at /mnt/user-data. "": that directory's files end with the sandbox.
 	UserData string
 	// Skills is a directory of this machine whose "public", and "legacy" where a request wants it,
-	// are mounted below /mnt/skills. "": there are those skills alone that requests mount.
+	// are mounted below /mnt/skills. "": only the skills that requests mount.
 	Skills string
 	// PublicURL is where clients reach the server, without a slash at its end. nil: as the request
-	// that asks came.
+	// came.
 	PublicURL *url.URL
-	// Anonymous lets who sends no key in as the default tenant, over connections that begin and end
-	// on this machine.
+	// Anonymous admits requests without a key as the default tenant, over connections that begin and end
+	// on this machine. There must be no proxy in front of the server: its clients would be admitted, too.
 	Anonymous bool
-	// StatusOK has the API inside answer what failed with the status 200, as images from 1.9 on do.
+	// StatusOK makes the API inside answer failures with the status 200, as images from 1.9 on do.
 	StatusOK bool
 	Owner    string       // the installation's name
 	SpoolDir string       // see aioserver.Options
 	Log      *slog.Logger // nil discards
 }
 
-// A Provisioner is deer-flow's doors to a broker. Close ends the commands that go on in sandboxes.
+// Sandboxes are the broker's sandboxes, as far as these doors need them. Except for BearerToken and
+// Bearer, the methods act for the principal of ctx. Errors have kinds.
+type Sandboxes interface {
+	AdmitRequest(p sandboxer.Principal) error
+	Create(ctx context.Context, req sandboxer.CreateRequest) (*sandboxer.Sandbox, error)
+	GetChosen(ctx context.Context, id string) (*sandboxer.Sandbox, error)
+	List(ctx context.Context, q sandboxer.Query) ([]*sandboxer.Sandbox, string, error)
+	Destroy(ctx context.Context, ref string) (*sandboxer.Sandbox, error)
+	// BearerToken returns the token that opens sb, and Bearer the access that a token gives.
+	BearerToken(sb *sandboxer.Sandbox) sandboxer.Secret
+	Bearer(ctx context.Context, id string, token sandboxer.Secret) (*manager.Bearer, *sandboxer.Sandbox, error)
+}
+
+// A Provisioner has deer-flow's doors to a broker. Close ends the commands that go on in sandboxes.
 type Provisioner struct {
-	m    *manager.Manager
+	sandboxes Sandboxes
+
 	opts Options
 	aio  *aioserver.Server
 	data string // where the files of users are inside
 	// patience is how long a create waits, and a call for a sandbox that does not run yet.
 	patience time.Duration
+	larkTold sync.Once // that there is no Lark CLI
 
 	mu       sync.Mutex
 	prepared map[object]struct{} // those that have /mnt/user-data
 }
 
-// object is one incarnation of a sandbox's files.
+// object is one version of a sandbox's files.
 type object struct {
 	id         string
 	generation int
 }
 
-// New returns the doors in front of m.
-func New(m *manager.Manager, o Options) *Provisioner {
+// New returns the doors in front of sandboxes.
+func New(sandboxes Sandboxes, o Options) *Provisioner {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	p := &Provisioner{m: m, opts: o, data: userDataPath, patience: createTime, prepared: map[object]struct{}{}}
+	p := &Provisioner{sandboxes: sandboxes, opts: o, data: userDataPath, patience: createTime, prepared: map[object]struct{}{}}
 	p.aio = aioserver.New(aioserver.Options{
 		Sandboxes: boxes{p}, StatusOK: o.StatusOK, SpoolDir: o.SpoolDir,
-		Failed: func(ctx context.Context, err error) { edge.LogError(ctx, err) },
+		Failed: func(ctx context.Context, err error) (message, hint string) {
+			p := edge.Problem(ctx, err)
+			return p.Detail, p.Hint
+		},
 	})
 	return p
 }
 
-// Close ends what goes on by way of p.
+// Close ends the work that goes on through p.
 func (p *Provisioner) Close() { p.aio.Close() }
 
-// Doors returns the doors. One has the API of the provisioner, one says that it is there, and one
+// Doors returns the doors. One has the API of the provisioner, one answers health checks, and one
 // the API inside of sandboxes.
 func (p *Provisioner) Doors() []edge.Door {
 	health := &edge.Mux{}
@@ -121,18 +140,10 @@ func (p *Provisioner) Doors() []edge.Door {
 	}
 }
 
-const keyHeader = "X-API-Key"
+func apiKey(r *http.Request) (sandboxer.Secret, error) { return edge.HeaderKey(r, "X-API-Key") }
 
-func apiKey(r *http.Request) (sandboxer.Secret, error) {
-	key := strings.TrimSpace(r.Header.Get(keyHeader))
-	if key == "" {
-		return "", edge.NoKey(keyHeader + ": sbx_key_…")
-	}
-	return sandboxer.Secret(key), nil
-}
-
-// router is a Mux that lets who sends no key in where that is wanted. What it has no route for takes a key, too: to
-// who has none every path looks the same.
+// router is a Mux that admits callers without a key where that is configured. Requests without a route need a key, too: to
+// a caller without one every path looks the same.
 type router struct {
 	edge.Mux
 	anonymous bool
@@ -145,7 +156,7 @@ func (m *router) Route(r *http.Request) edge.Route {
 		route.Access = edge.Needs(sandboxer.ScopeRead)
 		route.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { none.ServeHTTP(bare{w}, r) })
 	}
-	if m.anonymous && route.Access.Scope() != "" && r.Header.Get(keyHeader) == "" && isLocal(r) {
+	if m.anonymous && route.Access.Scope() != "" && len(r.Header.Values(edge.KeyHeader)) == 0 && isLocal(r) {
 		route.Access = edge.AdmittedBy(func(ctx context.Context) (context.Context, sandboxer.Principal, func(), error) {
 			return ctx, sandboxer.Principal{
 				Tenant: sandboxer.DefaultTenant, Actor: "deer-flow", Scopes: []sandboxer.Scope{sandboxer.ScopeRead, sandboxer.ScopeWrite},
@@ -155,7 +166,7 @@ func (m *router) Route(r *http.Request) edge.Route {
 	return route
 }
 
-// bare answers with the status in words alone, as deer-flow's own server does where it has nothing.
+// bare answers with only the text of the status, as deer-flow's own server does where it has nothing.
 type bare struct{ http.ResponseWriter }
 
 func (b bare) WriteHeader(status int) {
@@ -164,28 +175,31 @@ func (b bare) WriteHeader(status int) {
 
 func (b bare) Write(p []byte) (int, error) { return len(p), nil }
 
-// isLocal reports whether somebody on this machine sends r, by no other's name and through no
-// proxy, which would speak for others.
+// byProxies are headers that proxies add. Missing ones prove nothing: nginx adds none unless it is configured to.
+var byProxies = []string{"Forwarded", "Via", "X-Real-", "X-Forwarded", "X-Original-", "X-Client-", "X-Cluster-Client-", "X-Envoy-", "X-Amzn-", "X-Azure-", "True-Client-", "Cf-", "Fastly-", "Cdn-"}
+
+// isLocal reports whether r comes from this machine to the address that the server listens on, and nothing shows that a
+// proxy forwards it for others. The operator must know whether one could: see Options.Anonymous.
 func isLocal(r *http.Request) bool {
 	local, ok := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)
 	if !ok || !local.IP.IsLoopback() {
 		return false
 	}
 	remote, err := netip.ParseAddrPort(r.RemoteAddr)
-	if err != nil || !remote.Addr().Unmap().IsLoopback() {
+	if err != nil || !remote.Addr().Unmap().IsLoopback() || !r.ProtoAtLeast(1, 1) {
 		return false
 	}
 	for h := range r.Header {
-		if h == "Forwarded" || h == "Via" || h == "X-Real-Ip" || strings.HasPrefix(h, "X-Forwarded-") {
+		if slices.ContainsFunc(byProxies, func(p string) bool { return strings.HasPrefix(h, p) }) {
 			return false
 		}
 	}
-	host := r.Host
-	if h, _, err := net.SplitHostPort(host); err == nil {
-		host = h
+	host, port, err := net.SplitHostPort(r.Host)
+	if err != nil {
+		host, port = strings.Trim(r.Host, "[]"), map[bool]string{false: "80", true: "443"}[r.TLS != nil]
 	}
-	ip, err := netip.ParseAddr(strings.Trim(host, "[]"))
-	return strings.EqualFold(host, "localhost") || err == nil && ip.Unmap().IsLoopback()
+	ip, err := netip.ParseAddr(host)
+	return port == strconv.Itoa(local.Port) && (strings.EqualFold(host, "localhost") || err == nil && ip.Unmap().IsLoopback())
 }
 
 func (p *Provisioner) routes() *router {
@@ -211,19 +225,19 @@ func (p *Provisioner) routes() *router {
 	return m
 }
 
-// mountContract is the version of what deer-flow and its provisioner agree on about mounts: since 2
+// mountContract is the version of the agreement of deer-flow and its provisioner about mounts: since 2
 // the files of a thread are its user's.
 const mountContract = 2
 
-// The labels by which what the doors made is known.
+// The labels that identify what the doors made.
 const (
 	labelContract = "deer-flow.mount-contract"
 	labelUser     = "deer-flow.user"
 	labelThread   = "deer-flow.thread"
 )
 
-// answer is a sandbox as deer-flow knows it. The fields from UserID on are of a later contract, and
-// ignored by clients of the first.
+// answer is a sandbox in deer-flow's form. The fields from UserID on belong to a later contract, and
+// clients of the first ignore them.
 type answer struct {
 	SandboxID  string `json:"sandbox_id"`
 	SandboxURL string `json:"sandbox_url"`
@@ -242,14 +256,14 @@ func (p *Provisioner) answer(ctx context.Context, sb *sandboxer.Sandbox) (answer
 		return answer{}, sandboxer.E(sandboxer.Unavailable, nil, "the server listens on its Unix socket alone, so that sandboxes have no URL").
 			WithHint("start it with --listen")
 	}
-	u := url.URL{Scheme: base.Scheme, Host: base.Host, Path: strings.TrimSuffix(base.Path, "/") + boxPath + sb.ID + "/" + p.m.BearerToken(sb).Reveal()}
+	u := url.URL{Scheme: base.Scheme, Host: base.Host, Path: strings.TrimSuffix(base.Path, "/") + boxPath + sb.ID + "/" + p.sandboxes.BearerToken(sb).Reveal()}
 	return answer{
 		SandboxID: sb.Shown(), SandboxURL: u.String(), Status: statusOf(sb),
 		UserID: sb.Spec.Labels[labelUser], ThreadID: sb.Spec.Labels[labelThread], Contract: mountContract,
 	}, nil
 }
 
-// The words of Kubernetes that deer-flow knows the state of a sandbox by. What is not running counts
+// The words of Kubernetes by which deer-flow knows the state of a sandbox. A sandbox that is not running counts
 // as dead for it, and is deleted.
 const (
 	statusRunning     = "Running"
@@ -257,7 +271,7 @@ const (
 	statusTerminating = "Terminating"
 )
 
-// statusOf is Running for all that the next call finds running: what is paused is resumed by it.
+// statusOf is Running for every sandbox that the next call finds running: that call resumes a paused one.
 func statusOf(sb *sandboxer.Sandbox) string {
 	if sb.State == sandboxer.Creating && sb.Pause.At.IsZero() {
 		return statusPending
@@ -265,19 +279,19 @@ func statusOf(sb *sandboxer.Sandbox) string {
 	return statusRunning
 }
 
-// isThere reports whether sb is neither gone nor about to.
+// isThere reports whether sb is neither gone nor about to go.
 func isThere(sb *sandboxer.Sandbox) bool {
 	return sb.State.Live() && sb.State != sandboxer.Terminating
 }
 
-// find returns the sandbox of the caller's tenant that was made here under an ID, as long as it is
-// there. NotFound: there is none.
+// find returns the sandbox of the caller's tenant that was made here under an ID, as long as it
+// exists. NotFound: there is none.
 func (p *Provisioner) find(ctx context.Context, id string) (*sandboxer.Sandbox, error) {
 	none := sandboxer.E(sandboxer.NotFound, nil, "Sandbox '%s' not found", id)
 	if sandboxer.CheckID(id) != nil {
 		return nil, none
 	}
-	sb, err := p.m.GetChosen(ctx, id)
+	sb, err := p.sandboxes.GetChosen(ctx, id)
 	switch {
 	case sandboxer.KindOf(err) == sandboxer.NotFound:
 		return nil, none
@@ -306,8 +320,8 @@ func (p *Provisioner) get(w http.ResponseWriter, r *http.Request) error {
 	return err
 }
 
-// list has what runs. A paused sandbox is left out: deer-flow takes what is listed for left behind by
-// one of its processes, and deletes it when nobody asks for it.
+// list has the running sandboxes. A paused sandbox is left out: deer-flow takes listed ones for left behind by
+// one of its processes, and deletes them when no user asks for them.
 func (p *Provisioner) list(w http.ResponseWriter, r *http.Request) error {
 	ctx := r.Context()
 	all := []answer{}
@@ -316,7 +330,7 @@ func (p *Provisioner) list(w http.ResponseWriter, r *http.Request) error {
 		Labels: map[string]string{labelContract: fmt.Sprint(mountContract)}, Limit: sandboxer.MaxPage,
 	}
 	for {
-		items, next, err := p.m.List(ctx, q)
+		items, next, err := p.sandboxes.List(ctx, q)
 		if err != nil {
 			return err
 		}
@@ -339,7 +353,7 @@ func (p *Provisioner) list(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// destroy answers well also where there is nothing, and where the teardown goes on: it was written down.
+// destroy succeeds also if there is nothing, and while the teardown goes on: it is recorded.
 func (p *Provisioner) destroy(w http.ResponseWriter, r *http.Request) error {
 	id := r.PathValue("id")
 	out := map[string]any{"ok": true, "sandbox_id": id}
@@ -354,8 +368,8 @@ func (p *Provisioner) destroy(w http.ResponseWriter, r *http.Request) error {
 	p.aio.Forget(sb.ID)
 	ctx, cancel := context.WithTimeout(r.Context(), deleteTime)
 	defer cancel()
-	if _, err = p.m.Destroy(ctx, sb.Ref()); err != nil {
-		now, ferr := p.m.GetChosen(r.Context(), id)
+	if _, err = p.sandboxes.Destroy(ctx, sb.Ref()); err != nil {
+		now, ferr := p.sandboxes.GetChosen(r.Context(), id)
 		if ferr != nil || now.Generation == sb.Generation && isThere(now) {
 			return sandboxer.E(sandboxer.KindOf(err), err, "Partial cleanup: %s", sandboxer.Message(err))
 		}
@@ -366,7 +380,7 @@ func (p *Provisioner) destroy(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// reconcile says for certain whether a sandbox is there, or fails.
+// reconcile says for certain whether a sandbox exists, or fails.
 func (p *Provisioner) reconcile(w http.ResponseWriter, r *http.Request) error {
 	ctx, id := r.Context(), r.PathValue("id")
 	namespace := p.opts.Owner + "/" + sandboxer.PrincipalFrom(ctx).Tenant
@@ -375,7 +389,7 @@ func (p *Provisioner) reconcile(w http.ResponseWriter, r *http.Request) error {
 		writeJSON(w, http.StatusOK, absent)
 		return nil
 	}
-	sb, err := p.m.GetChosen(ctx, id)
+	sb, err := p.sandboxes.GetChosen(ctx, id)
 	switch {
 	case sandboxer.KindOf(err) == sandboxer.NotFound, err == nil && (sb.State == sandboxer.Terminated || sb.Spec.Labels[labelContract] == ""):
 		writeJSON(w, http.StatusOK, absent)
@@ -434,7 +448,7 @@ func failInside(w http.ResponseWriter, p *api.Problem) {
 	}
 	status := p.Status
 	if p.Code == sandboxer.NotFound && status == http.StatusNotFound {
-		// A client that gets 404 of a command takes the image for too old, for good.
+		// A client that gets 404 for a command takes the image for too old, for good.
 		status = http.StatusGone
 	}
 	var hint *string
@@ -444,7 +458,7 @@ func failInside(w http.ResponseWriter, p *api.Problem) {
 	writeJSON(w, status, map[string]any{"success": false, "message": p.Detail, "data": nil, "hint": hint})
 }
 
-// What threads and users may be called: as deer-flow's own server says it, in these words.
+// Valid names of threads and users, as in deer-flow's own server, with its messages.
 var (
 	threadName = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}$`)
 	userName   = regexp.MustCompile(`^[A-Za-z0-9_\-]+$`)
@@ -452,14 +466,14 @@ var (
 
 const maxUser = 255 // bytes: a directory has the name
 
-// A MountRoot is a directory of this machine in which what requests mount may lie.
+// A MountRoot is a directory of this machine within which requests may mount.
 type MountRoot struct {
 	Path     string
 	ReadOnly bool
 }
 
-// standsFor reports whether all that a sandbox mounts is what the operator has said, so that it may
-// be mounted for whoever comes.
+// standsFor reports whether the operator has configured all mounts of a sandbox, so that they may
+// be mounted for every caller.
 func (p *Provisioner) standsFor(mounts []sandboxer.Mount) bool {
 	roots := slices.Clone(p.opts.MountRoots)
 	if p.opts.UserData != "" {

@@ -8,6 +8,8 @@ import (
 	"io"
 	"io/fs"
 	"iter"
+	"maps"
+	"net"
 	"net/http"
 	"net/url"
 	"os"
@@ -23,6 +25,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/adapters/fake"
+	"github.com/sand-boxer/sandboxer/internal/access"
 	"github.com/sand-boxer/sandboxer/internal/edge"
 	"github.com/sand-boxer/sandboxer/internal/edgetest"
 	"github.com/sand-boxer/sandboxer/internal/manager"
@@ -177,7 +180,6 @@ func TestAPI(t *testing.T) {
 		{422, `{"sandbox_id":"a","user_id":"../x"}`, `{"detail":[{"type":"string_pattern_mismatch","loc":["body","user_id"],"msg":"String should match pattern '^[A-Za-z0-9_\\-]+$'","input":"../x"}]}`},
 		{422, `{"sandbox_id":"a","user_id":"` + strings.Repeat("u", maxUser+1) + `"}`, `{"detail":[{"type":"string_too_long","loc":["body","user_id"],"msg":"String should have at most 255 characters","input":"` + strings.Repeat("u", maxUser+1) + `"}]}`},
 		{422, `{"sandbox_id":"../x"}`, ""}, {422, `{"sandbox_id":""}`, ""},
-		{422, `{"sandbox_id":"a","provision_lark_cli_runtime":true}`, ""},
 		{409, `{"sandbox_id":"a","required_mount_contract_version":1}`, `{"detail":{"actual":2,"code":"mount_contract_changed"}}`},
 		{413, `{"sandbox_id":"` + strings.Repeat("a", maxBody) + `"}`, ""},
 	} {
@@ -189,7 +191,7 @@ func TestAPI(t *testing.T) {
 
 	a := r.create(order1)
 	id := sandboxer.ObjectID("acme", alice)
-	if want := (answer{alice, a.SandboxURL, "Running", "alice", "thread-1", 2}); a != want || !strings.HasPrefix(a.SandboxURL, r.url+"/s/"+id+"/"+manager.BearerTokenPrefix) {
+	if want := (answer{alice, a.SandboxURL, "Running", "alice", "thread-1", 2}); a != want || !strings.HasPrefix(a.SandboxURL, r.url+"/s/"+id+"/"+access.BearerTokenPrefix) {
 		t.Errorf("create = %+v", a)
 	}
 	text, _ := json.Marshal(a)
@@ -242,7 +244,7 @@ func TestAPI(t *testing.T) {
 	if a := r.create(`{"sandbox_id":"` + longID + `","thread_id":"t","user_id":"` + long + `"}`); a.UserID != long {
 		t.Errorf("a long user: %+v", a)
 	}
-	// What was not made here is nobody's business here: deer-flow ends what it finds.
+	// A sandbox that was not made here is not shown here: deer-flow ends what it finds.
 	if _, err := r.Create(as(t.Context(), "acme"), sandboxer.CreateRequest{Profile: "df", Inputs: map[string]string{"sandbox_id": "mine"}}); err != nil {
 		t.Fatal(err)
 	}
@@ -311,7 +313,7 @@ func TestURL(t *testing.T) {
 	if s := r.inside(again.SandboxURL); s != in {
 		t.Errorf("the other one: %d", s)
 	}
-	for _, secret := range []string{token, token[len(manager.BearerTokenPrefix):], again.SandboxURL[cut+1:]} {
+	for _, secret := range []string{token, token[len(access.BearerTokenPrefix):], again.SandboxURL[cut+1:]} {
 		if strings.Contains(r.log.String(), secret) {
 			t.Errorf("the log has the token %s", secret)
 		}
@@ -424,7 +426,7 @@ func TestPending(t *testing.T) {
 	}
 	pending, _ := json.Marshal(a)
 	r.want(200, string(pending), "GET", "/api/sandboxes/"+alice, "")
-	if err := r.boxes(a, func(ctx context.Context, b boxes) error { return b.MakeDir(ctx, "", "/x") }); sandboxer.KindOf(err) != sandboxer.Unavailable || sandboxer.RetryAfterOf(err) == 0 {
+	if err := r.boxes(a, func(ctx context.Context, b boxes) error { return b.Awake(ctx, "") }); sandboxer.KindOf(err) != sandboxer.Unavailable || sandboxer.RetryAfterOf(err) == 0 {
 		t.Errorf("a call for one that does not run yet: %v", err)
 	}
 	r.p.patience = edgetest.Patience
@@ -506,8 +508,8 @@ func TestRequestsOfAURL(t *testing.T) {
 	r.want(http.StatusTooManyRequests, "", "GET", "/api/sandboxes/"+alice, "")
 }
 
-// TestRaces: a hundred times the sandbox of one ID is deleted while others ask for it. Whoever gets another
-// than the one that is deleted gets the same, which is left alone, and answers.
+// TestRaces: a hundred times the sandbox of one ID is deleted while others ask for it. All callers that get another
+// than the one that is deleted get the same, which is left alone, and answers.
 func TestRaces(t *testing.T) {
 	r := newRig(t, Options{}, nil)
 	before := r.create(order1)
@@ -585,7 +587,7 @@ func TestPaused(t *testing.T) {
 		t.Errorf("a create left it %s", s)
 	}
 	pause()
-	if err := r.boxes(a, func(ctx context.Context, b boxes) error { return b.MakeDir(ctx, "", "/x") }); err != nil || state() != sandboxer.Running {
+	if err := r.boxes(a, func(ctx context.Context, b boxes) error { return b.Awake(ctx, "") }); err != nil || state() != sandboxer.Running {
 		t.Errorf("a call by its URL: %v; it is %s", err, state())
 	}
 
@@ -671,7 +673,11 @@ func TestEndedMidway(t *testing.T) {
 		} {
 			a := r.create(order1)
 			if err := r.boxes(a, func(ctx context.Context, b boxes) error {
-				return errors.Join(b.MakeDir(ctx, "", "/workspace/a/b"), b.WriteFile(ctx, "", "/workspace/a/x.txt", 0o600, strings.NewReader("x")))
+				in, err := b.awake(ctx)
+				if err != nil {
+					return err
+				}
+				return errors.Join(in.MakeDir(ctx, "/workspace/a/b"), b.WriteFile(ctx, "", "/workspace/a/x.txt", 0o600, strings.NewReader("x")))
 			}); err != nil {
 				t.Fatal(err)
 			}
@@ -701,8 +707,7 @@ func TestEndedMidway(t *testing.T) {
 			listErr = err
 		}
 		for i, err := range []error{
-			execErr, readErr, statErr, listErr, b.MakeDir(ctx, "", "/x"), b.MoveFile(ctx, "", "/x", "/y"), b.RemoveFile(ctx, "", "/x"),
-			b.WriteFile(ctx, "", "/x", 0o600, strings.NewReader("")),
+			execErr, readErr, statErr, listErr, b.WriteFile(ctx, "", "/x", 0o600, strings.NewReader("")),
 		} {
 			if !errors.Is(err, manager.ErrSandboxOver) || sandboxer.KindOf(err) == sandboxer.NotFound {
 				t.Errorf("%d: %v", i, err)
@@ -719,7 +724,7 @@ type writer func()
 
 func (w writer) Write(p []byte) (int, error) { w(); return len(p), nil }
 
-// TestFailedCreate: why a sandbox could not be made is told, and nothing of it is left.
+// TestFailedCreate: the error says why a sandbox could not be made, and nothing of it is left.
 func TestFailedCreate(t *testing.T) {
 	r := newRig(t, Options{}, nil)
 	r.World.Inject(fake.Fault{Verb: fake.VerbProvision, Kind: sandboxer.Failed, Times: 1})
@@ -790,13 +795,137 @@ func TestAnonymous(t *testing.T) {
 	if sb, err := r.Get(as(t.Context(), "default"), "default/a"); err != nil || sb.Tenant != "default" {
 		t.Errorf("it is %v, %v", sb, err)
 	}
-	for _, header := range [][]string{{"X-Forwarded-For", "10.0.0.1"}, {"Forwarded", "for=10.0.0.1"}, {"Via", "1.1 x"}, {"X-Real-IP", "10.0.0.1"}, {"X-API-Key", "wrong"}, {"Host", "evil.example.org"}} {
+	port := r.url[strings.LastIndexByte(r.url, ':'):]
+	if s, b := r.ask("", "GET", "/api/sandboxes", "", "Host", "localhost"+port); s != 200 {
+		t.Errorf("by the name localhost: %d %s", s, b)
+	}
+	for _, header := range [][]string{
+		{"X-Forwarded-For", "10.0.0.1"}, {"X-Forwarded", "10.0.0.1"}, {"Forwarded", "for=10.0.0.1"}, {"Via", "1.1 x"}, {"X-Real-IP", "10.0.0.1"}, {"X-Client-IP", "10.0.0.1"},
+		{"X-Cluster-Client-IP", "10.0.0.1"}, {"True-Client-IP", "10.0.0.1"}, {"CF-Connecting-IP", "10.0.0.1"}, {"Fastly-Client-IP", "10.0.0.1"}, {"X-Original-Forwarded-For", "10.0.0.1"},
+		{"X-Envoy-External-Address", "10.0.0.1"}, {"X-API-Key", "wrong"}, {"X-API-Key", ""},
+		{"Host", "evil.example.org"}, {"Host", "upstream"}, {"Host", "localhost"}, {"Host", "127.0.0.1:1"}, {"Host", "upstream" + port},
+	} {
 		if s, b := r.ask("", "GET", "/api/sandboxes", "", header...); s != 401 && s != 421 {
 			t.Errorf("with %s: %d %s", header, s, b)
 		}
 	}
+	// nginx asks by HTTP/1.0 unless configured otherwise, and does not say for whom it asks.
+	c, err := net.Dial("tcp", strings.TrimPrefix(r.url, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	fmt.Fprintf(c, "GET /api/sandboxes HTTP/1.0\r\nHost: 127.0.0.1%s\r\nConnection: close\r\n\r\n", port)
+	if b, err := io.ReadAll(c); err != nil || !strings.Contains(string(b), " 401 ") {
+		t.Errorf("HTTP/1.0: %s, %v", b, err)
+	}
 	if s, b := r.ask("", "POST", "/api/sandboxes", `{"sandbox_id":"b"}`, "Sec-Fetch-Site", "cross-site"); s != 403 {
 		t.Errorf("a page of another origin: %d %s", s, b)
+	}
+}
+
+// TestLarkCLI: deer-flow asks for it whatever the server says it has, and its own server ignores that.
+func TestLarkCLI(t *testing.T) {
+	r := newRig(t, Options{}, nil)
+	for _, body := range []string{
+		`{"sandbox_id":"a","provision_lark_cli_runtime":true}`, `{"sandbox_id":"b","provision_lark_cli_broker":true,"provision_lark_cli_runtime":true}`,
+	} {
+		if s, b := r.ask(r.key, "POST", "/api/sandboxes", body); s != 200 || !strings.Contains(b, `"Running"`) {
+			t.Errorf("%s: %d %s", body, s, b)
+		}
+	}
+	if n := strings.Count(r.log.String(), "Lark CLI"); n != 1 {
+		t.Errorf("it is told %d times", n)
+	}
+}
+
+// TestSkillsOfUsers: those of deer-flow's own state are a user's, and mounted for each.
+func TestSkillsOfUsers(t *testing.T) {
+	dir := t.TempDir()
+	home := filepath.Join(dir, "data/acme")
+	for _, d := range []string{"shared/public", "shared/legacy", "data/acme/users/u/skills_view/legacy", "data/acme/users/u/skills_view/custom"} {
+		if err := os.MkdirAll(filepath.Join(dir, d), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p := &Provisioner{opts: Options{UserData: filepath.Join(dir, "data"), Skills: filepath.Join(dir, "shared"), MountRoots: []MountRoot{{Path: dir}}}, data: userDataPath}
+	sources := func(tenant string, o order) map[string]string {
+		mounts, err := p.mounts(tenant, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := map[string]string{}
+		for _, m := range mounts {
+			if at, ok := strings.CutPrefix(m.Target, "/mnt/skills/"); ok {
+				if !m.ReadOnly {
+					t.Errorf("%s can be written to", m.Target)
+				}
+				got[at] = m.Source
+			}
+		}
+		return got
+	}
+	own, shared := filepath.Join(home, "users/u/skills_view"), filepath.Join(dir, "shared")
+	for _, c := range []struct {
+		tenant string
+		o      order
+		want   map[string]string
+	}{
+		{"acme", order{user: "u", thread: "t"}, map[string]string{"public": shared + "/public", "custom": own + "/custom", "legacy": own + "/legacy"}},
+		{"acme", order{user: "other", thread: "t", legacy: true}, map[string]string{"public": shared + "/public", "legacy": shared + "/legacy"}},
+		{"rival", order{user: "u", thread: "t"}, map[string]string{"public": shared + "/public"}},
+		{"acme", order{user: "u", thread: "t", mounts: []mountBody{{dir + "/mine", "/mnt/skills/custom", true}}},
+			map[string]string{"public": shared + "/public", "custom": dir + "/mine", "legacy": own + "/legacy"}},
+	} {
+		if got := sources(c.tenant, c.o); !maps.Equal(got, c.want) {
+			t.Errorf("of %s, %s: %v\nwant %v", c.tenant, c.o.user, got, c.want)
+		}
+	}
+}
+
+// TestMissingSources: what may be written to is made where it is missing, within the roots alone and through no link.
+func TestMissingSources(t *testing.T) {
+	dir := t.TempDir()
+	for _, d := range []string{"state", "shared", "outside"} {
+		if err := os.Mkdir(filepath.Join(dir, d), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, to := range []string{"../outside", "shared"} {
+		if err := os.Symlink(to, filepath.Join(dir, "state", filepath.Base(to)+"-link")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p := &Provisioner{opts: Options{MountRoots: []MountRoot{{Path: filepath.Join(dir, "shared"), ReadOnly: true}, {Path: filepath.Join(dir, "state")}}}, data: userDataPath}
+	there := func(name string) bool {
+		_, err := os.Lstat(filepath.Join(dir, name))
+		return err == nil
+	}
+	for _, c := range []struct {
+		source       string
+		readOnly, ok bool
+		made         string
+	}{
+		{"state/users/u/data", false, true, "state/users/u/data"},
+		{"state/users/u/data", false, true, "state/users/u/data"},
+		{"state/missing", true, true, ""},
+		{"shared/missing", true, true, ""},
+		{"state/outside-link/x", false, true, ""}, // for the extension to refuse
+		{"state/shared-link/x", false, false, ""},
+		{"shared/x", false, false, ""},
+	} {
+		_, err := p.mounts("acme", order{user: "u", thread: "t", mounts: []mountBody{{filepath.Join(dir, c.source), "/mnt/integrations/lark-cli/data", c.readOnly}}})
+		if (err == nil) != c.ok || err != nil && sandboxer.KindOf(err) != sandboxer.Invalid {
+			t.Errorf("%s: %v", c.source, err)
+		}
+		if c.made != "" && !there(c.made) {
+			t.Errorf("%s is not made", c.made)
+		}
+	}
+	for _, name := range []string{"state/missing", "shared/missing", "outside/x", "shared/x"} {
+		if there(name) {
+			t.Errorf("%s is made", name)
+		}
 	}
 }
 
@@ -857,18 +986,18 @@ func TestMounts(t *testing.T) {
 		many = append(many, at(state, fmt.Sprint("/mnt/", i), true))
 	}
 	for what, ms := range map[string][]mountBody{
-		"11 mounts are too many":                               many,
-		`host path "acp" of /mnt/acp-workspace`:                {at("acp", "/mnt/acp-workspace", true)},
-		`host path "C:\\state" of`:                             {at(`C:\state`, "/mnt/acp-workspace", true)},
-		"/etc lies in no directory":                            {at("/etc", "/mnt/acp-workspace", true)},
-		"state2 lies in no directory":                          {at(state+"2", "/mnt/acp-workspace", true)},
-		"etc lies in no directory that":                        {at(state+"/../../../../../../etc", "/mnt/acp-workspace", true)},
-		"lies in no directory that may be mounted for writing": {at(filepath.Join(dir, "shared/x"), "/mnt/integrations/lark-cli/data", false)},
-		`container path "mnt/x" is not absolute`:               {at(state, "mnt/x", true)},
-		"nothing can be mounted at /mnt/user-data/workspace":   {at(state, "/mnt/user-data/workspace", true)},
-		"nothing can be mounted at /etc":                       {at(state, "/mnt/acp-workspace/../../etc", true)},
-		"/mnt/acp-workspace is given twice":                    {at(state, "/mnt/acp-workspace", true), at(state, "/mnt//acp-workspace/", true)},
-		"has to be read-only":                                  {at(state, "/mnt/user-data/.upload-conversions", false)},
+		"11 mounts are too many":                             many,
+		`host path "acp" of /mnt/acp-workspace`:              {at("acp", "/mnt/acp-workspace", true)},
+		`host path "C:\\state" of`:                           {at(`C:\state`, "/mnt/acp-workspace", true)},
+		"/etc is in no directory":                            {at("/etc", "/mnt/acp-workspace", true)},
+		"state2 is in no directory":                          {at(state+"2", "/mnt/acp-workspace", true)},
+		"etc is in no directory that":                        {at(state+"/../../../../../../etc", "/mnt/acp-workspace", true)},
+		"is in no directory that may be mounted for writing": {at(filepath.Join(dir, "shared/x"), "/mnt/integrations/lark-cli/data", false)},
+		`container path "mnt/x" is not absolute`:             {at(state, "mnt/x", true)},
+		"mounts at /mnt/user-data/workspace are not allowed": {at(state, "/mnt/user-data/workspace", true)},
+		"mounts at /etc are not allowed":                     {at(state, "/mnt/acp-workspace/../../etc", true)},
+		"/mnt/acp-workspace is given twice":                  {at(state, "/mnt/acp-workspace", true), at(state, "/mnt//acp-workspace/", true)},
+		"must be read-only":                                  {at(state, "/mnt/user-data/.upload-conversions", false)},
 	} {
 		if _, err := p.mounts("acme", ord(ms...)); sandboxer.KindOf(err) != sandboxer.Invalid || !strings.Contains(err.Error(), what) {
 			t.Errorf("%v: %v; want %q", ms, err, what)
@@ -878,7 +1007,7 @@ func TestMounts(t *testing.T) {
 	if got, err := p.mounts("acme", ord(at("/etc", "/mnt/acp-workspace", true))); err != nil || !slices.Equal(got, append(user("acme"), public)) {
 		t.Errorf("where others are left out: %v, %v", got, err)
 	}
-	// Nobody leads the directories of users elsewhere.
+	// No link leads the directories of users elsewhere.
 	if err := errors.Join(os.Symlink("/etc", filepath.Join(dir, "data/evil")), os.WriteFile(filepath.Join(dir, "data/file"), nil, 0o600)); err != nil {
 		t.Fatal(err)
 	}

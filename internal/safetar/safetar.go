@@ -1,10 +1,10 @@
-// Package safetar holds tar archives of others to what may be unpacked or passed on: no entry
+// Package safetar checks tar archives of others before they are unpacked or passed on: no entry
 // leads out of the directory that it is unpacked in, by its name, by a link or by way of a link
-// of the same archive; nothing is in it twice; what it unpacks to is bounded; and there is
-// nothing in it but directories, files, symbolic links, and hard links to its own files.
+// of the same archive; no name occurs twice; the unpacked size is bounded; and there is
+// nothing in it except directories, files, symbolic links, and hard links to its own files.
 //
-// That makes an archive harmless to an unpacker that believes every word. One that works on a
-// directory which others change needs an os.Root all the same.
+// That makes an archive harmless to an unpacker that trusts it. If others change the directory
+// meanwhile, the unpacker needs an os.Root all the same.
 package safetar
 
 import (
@@ -18,7 +18,7 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// Rules are what differs between archives. A limit of zero means its default.
+// Rules are the differences between archives. A limit of zero means its default.
 type Rules struct {
 	Bytes     int64 // of all files together; default 64 GiB
 	FileBytes int64 // of one file; default Bytes
@@ -27,16 +27,16 @@ type Rules struct {
 	NameBytes int   // of one component; default 255
 	Depth     int   // components of a name; default 256
 
-	// OutsideLinks keeps symbolic links that are absolute or lead out. They are harmless where
-	// they are unpacked by somebody who does not follow them; nothing lies below one.
+	// OutsideLinks keeps symbolic links that are absolute or lead out. They are harmless if
+	// the unpacker does not follow them; no entry is below one.
 	OutsideLinks bool
 	// SkipSpecial leaves out devices, FIFOs and sockets, and hard links to them, instead of
 	// refusing the archive.
 	SkipSpecial bool
-	// Strip drops the first element of every name, and what has no other.
+	// Strip drops the first element of every name, and entries that have no other.
 	Strip bool
-	// FoldCase refuses names that differ by case only, for file systems that do not tell them
-	// apart.
+	// FoldCase refuses names that differ by case only, for file systems that do not distinguish
+	// them.
 	FoldCase bool
 }
 
@@ -60,12 +60,12 @@ func (r Rules) WithDefaults() Rules {
 	return r
 }
 
-// Refuse says why an archive is not taken, as Invalid.
+// Refuse says why an archive is refused, as Invalid.
 func Refuse(format string, args ...any) *sandboxer.Error {
 	return sandboxer.E(sandboxer.Invalid, nil, "the archive is refused: "+format, args...)
 }
 
-// over says which limit an archive passes.
+// over says which limit an archive exceeds.
 func over(format string, args ...any) error {
 	return sandboxer.E(sandboxer.Exhausted, nil, format, args...)
 }
@@ -95,12 +95,12 @@ func (r Rules) CleanName(name string) (string, error) {
 		}
 	}
 	if depth > r.Depth {
-		return "", Refuse("%.40q… lies %d directories deep; %d is the limit", name, depth, r.Depth)
+		return "", Refuse("%.40q… is %d directories deep; %d is the limit", name, depth, r.Depth)
 	}
 	return path.Clean(name), nil
 }
 
-// target looks at the target of the symbolic link name and reports whether it stays inside.
+// target checks the target of the symbolic link name and reports whether it stays inside.
 //
 // ".." is followed only at the beginning of a target: there it leaves directories that are
 // known to be real, whereas after a name it leaves whatever that name links to.
@@ -134,21 +134,21 @@ func (r Rules) target(name, target string) (inside bool, err error) {
 	return inside, nil
 }
 
-// An Entry is what an entry of an archive may be taken for.
+// An Entry is an entry of an archive as it may be used.
 type Entry struct {
 	Name string // clean; "." for the directory that the archive is unpacked in
 	Kind byte   // tar.TypeReg, TypeDir, TypeSymlink or TypeLink; 0 for what is left out
-	// Link is a symbolic link's target as it stands, and of a hard link the clean name of the
+	// Link is a symbolic link's target unchanged, and for a hard link the clean name of the
 	// file, which is an earlier one of the archive. A hard link to a symbolic link is another
-	// symbolic link, and is told as one.
+	// symbolic link, and is returned as one.
 	Link    string
 	Outside bool     // a symbolic link that leads out
 	Again   bool     // a directory that was announced before
-	Late    bool     // a directory of which something came before itself
+	Late    bool     // a directory that comes after something within it
 	Implied []string // the directories above it that are not in the archive so far, outermost first
 }
 
-// A Checker looks at the entries of one archive in their order.
+// A Checker checks the entries of one archive in their order.
 type Checker struct {
 	rules  Rules
 	seen   map[string]node
@@ -173,10 +173,10 @@ func NewChecker(rules Rules) *Checker {
 	return c
 }
 
-// Bytes is what the files so far take together.
+// Bytes is the total size of the files so far.
 func (c *Checker) Bytes() int64 { return c.bytes }
 
-// Check returns what the next entry, whose header h is, may be taken for. Kinds: Exhausted
+// Check returns the next entry, whose header h is, as it may be used. Kinds: Exhausted
 // when there are too many entries or bytes, otherwise Invalid.
 func (c *Checker) Check(h *tar.Header) (Entry, error) {
 	if h.Typeflag == tar.TypeXGlobalHeader {
@@ -204,7 +204,7 @@ func (c *Checker) Check(h *tar.Header) (Entry, error) {
 	switch h.Typeflag {
 	case tar.TypeReg:
 		if slash {
-			return Entry{}, Refuse("%q is a file, and called like a directory", h.Name)
+			return Entry{}, Refuse("%q is a file with the name of a directory", h.Name)
 		}
 		if h.Size < 0 {
 			return Entry{}, Refuse("%q has %d bytes", h.Name, h.Size)
@@ -212,10 +212,10 @@ func (c *Checker) Check(h *tar.Header) (Entry, error) {
 		e.Link = ""
 	case tar.TypeDir, tar.TypeSymlink, tar.TypeLink:
 		if h.Size != 0 {
-			return Entry{}, Refuse("%q is no file, and has %d bytes", h.Name, h.Size)
+			return Entry{}, Refuse("%q is not a file, but has %d bytes", h.Name, h.Size)
 		}
 		if slash && h.Typeflag != tar.TypeDir {
-			return Entry{}, Refuse("%q is a link, and called like a directory", h.Name)
+			return Entry{}, Refuse("%q is a link with the name of a directory", h.Name)
 		}
 	case tar.TypeGNUSparse:
 		return Entry{}, sparse(h)
@@ -266,7 +266,7 @@ func (c *Checker) Check(h *tar.Header) (Entry, error) {
 	return e, c.place(&e)
 }
 
-// name returns a name as it counts; "" if it is stripped away.
+// name returns the name that counts; "" if it is stripped away.
 func (c *Checker) name(name string) (string, error) {
 	name, err := c.rules.CleanName(name)
 	if err == nil && c.rules.Strip {
@@ -276,11 +276,11 @@ func (c *Checker) name(name string) (string, error) {
 }
 
 func sparse(h *tar.Header) error {
-	return Refuse("%.80q is a sparse file: its size is %d bytes, whatever the archive holds of it", h.Name, h.Size).
+	return Refuse("%.80q is a sparse file: its size is %d bytes, regardless of how much the archive holds of it", h.Name, h.Size).
 		WithHint("make the archive without tar's --sparse")
 }
 
-// place puts e where it belongs in the tree.
+// place adds e to the tree.
 func (c *Checker) place(e *Entry) error {
 	if e.Name == "." { // nothing can link to it
 		e.Again, c.root = c.root, true
@@ -314,7 +314,7 @@ func (c *Checker) place(e *Entry) error {
 			}
 			e.Implied = append(e.Implied, dir)
 		case d.kind != tar.TypeDir:
-			return Refuse("%q lies below %q, which is no directory", e.Name, dir)
+			return Refuse("%q is below %q, which is no directory", e.Name, dir)
 		}
 	}
 	return c.add(e.Name, node{kind: e.Kind, link: e.Link})
@@ -345,7 +345,7 @@ func (c *Checker) add(name string, n node) error {
 	return nil
 }
 
-// A Reader reads an archive and lets nothing through that breaks the rules.
+// A Reader reads an archive and refuses everything that breaks the rules.
 type Reader struct {
 	tr      *tar.Reader
 	checker *Checker
@@ -357,13 +357,13 @@ func NewReader(r io.Reader, rules Rules) *Reader {
 }
 
 // Next returns the header of the next entry that is not left out, with the name, type and
-// link that it may be taken for; what else is in it is the archive's word. io.EOF is the end.
-// An error of the source that has a kind, or says that it was called off, comes as it is;
-// otherwise what cannot be read is Invalid.
+// link that may be used; everything else in it is unchecked. io.EOF is the end.
+// An error of the source that has a kind, or says that it was cancelled, is returned unchanged;
+// otherwise an unreadable archive is Invalid.
 func (r *Reader) Next() (*tar.Header, error) {
 	for {
 		h, err := r.tr.Next()
-		if err != nil && !errors.Is(err, tar.ErrInsecurePath) { // of which Check says more
+		if err != nil && !errors.Is(err, tar.ErrInsecurePath) { // Check says more about that
 			return nil, unreadable(err)
 		}
 		e, err := r.checker.Check(h)

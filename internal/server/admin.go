@@ -8,16 +8,13 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/api"
+	"github.com/sand-boxer/sandboxer/internal/access"
 	"github.com/sand-boxer/sandboxer/internal/manager"
 	"github.com/sand-boxer/sandboxer/internal/suggest"
 )
 
 func (s *Server) profiles(ctx context.Context, _ *none) (*reply[api.List[api.Profile]], error) {
-	var items []api.Profile
-	for _, p := range s.m.Profiles(ctx) {
-		items = append(items, api.NewProfile(p))
-	}
-	return listOf(items, ""), nil
+	return listed(api.NewProfile, s.m.Profiles(ctx), "", nil)
 }
 
 type inID struct {
@@ -46,21 +43,15 @@ func (s *Server) extensions(ctx context.Context, _ *none) (*reply[api.List[api.E
 
 func (s *Server) probe(ctx context.Context, in *inID) (*reply[api.HostCapacity], error) {
 	o, err := s.m.Probe(ctx, in.ID)
-	if err != nil {
-		return nil, err
-	}
-	return &reply[api.HostCapacity]{Body: o}, nil
+	return &reply[api.HostCapacity]{Body: o}, err
 }
 
 func (s *Server) reload(ctx context.Context, _ *none) (*reply[api.Reload], error) {
 	if s.opts.Reload == nil {
-		return nil, sandboxer.E(sandboxer.Unsupported, nil, "this server cannot read its profiles anew")
+		return nil, sandboxer.E(sandboxer.Unsupported, nil, "this server cannot read its profiles again")
 	}
 	r, err := s.opts.Reload(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return &reply[api.Reload]{Body: r}, nil
+	return &reply[api.Reload]{Body: r}, err
 }
 
 func (s *Server) createKey(ctx context.Context, _ *none, b api.NewKey) (*reply[api.CreatedKey], error) {
@@ -73,10 +64,7 @@ func (s *Server) createKey(ctx context.Context, _ *none, b api.NewKey) (*reply[a
 
 func (s *Server) keys(ctx context.Context, _ *none) (*reply[api.List[api.Key]], error) {
 	ks, err := s.m.Keys(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return listOf(ks, ""), nil
+	return listOf(ks, ""), err
 }
 
 func (s *Server) revokeKey(ctx context.Context, in *inID) (*none, error) {
@@ -109,22 +97,18 @@ type inQuotas struct {
 }
 
 func (s *Server) quotas(ctx context.Context, in *inQuotas) (*reply[api.List[api.Quota]], error) {
-	all, next, err := s.m.Quotas(ctx, manager.QuotaQuery{Tenant: in.Tenant, All: in.All, After: in.Cursor, Limit: in.Limit})
-	if err != nil {
-		return nil, err
-	}
-	items := make([]api.Quota, len(all))
-	for i, q := range all {
-		items[i].Tenant = q.Tenant
+	all, next, err := s.m.Quotas(ctx, access.QuotaQuery{Tenant: in.Tenant, All: in.All, After: in.Cursor, Limit: in.Limit})
+	return listed(func(q access.QuotaStatus) api.Quota {
+		out := api.Quota{Tenant: q.Tenant}
 		for _, r := range sandboxer.Resources() {
 			x := api.QuotaResource{Resource: r, Used: q.Used[r]}
 			if most, bounded := q.Quota[r]; bounded {
 				x.Limit = &most
 			}
-			items[i].Resources = append(items[i].Resources, x)
+			out.Resources = append(out.Resources, x)
 		}
-	}
-	return listOf(items, next), nil
+		return out
+	}, all, next, err)
 }
 
 func (s *Server) grant(ctx context.Context, _ *none, b api.Grant) (*reply[api.Balance], error) {
@@ -142,18 +126,11 @@ type inEntries struct {
 
 func (s *Server) entries(ctx context.Context, in *inEntries) (*reply[api.List[api.Entry]], error) {
 	es, next, err := s.m.Entries(ctx, sandboxer.EntryQuery{Tenant: in.Tenant, SandboxID: in.Sandbox, After: in.Cursor, Limit: in.Limit})
-	if err != nil {
-		return nil, err
-	}
-	items := make([]api.Entry, len(es))
-	for i, e := range es {
-		items[i] = api.NewEntry(e)
-	}
-	return listOf(items, next), nil
+	return listed(api.NewEntry, es, next, err)
 }
 
 type inAudit struct {
-	Deep bool `query:"deep" doc:"Read all that is kept of every portable snapshot, too, which may take long"`
+	Deep bool `query:"deep" doc:"Also read the data of every portable snapshot, which may take long"`
 }
 
 func (s *Server) audit(ctx context.Context, in *inAudit) (*reply[api.Audit], error) {
@@ -174,43 +151,28 @@ func (s *Server) audit(ctx context.Context, in *inAudit) (*reply[api.Audit], err
 
 func (s *Server) quarantine(ctx context.Context, _ *none) (*reply[api.List[api.Quarantined]], error) {
 	qs, err := s.m.Quarantine(ctx)
-	if err != nil {
-		return nil, err
-	}
-	items := make([]api.Quarantined, len(qs))
-	for i, q := range qs {
-		items[i] = api.Quarantined(q)
-	}
-	return listOf(items, ""), nil
+	return listed(func(q manager.Quarantined) api.Quarantined { return api.Quarantined(q) }, qs, "", err)
 }
 
 func (s *Server) forget(ctx context.Context, in *InRef) (*reply[api.Sandbox], error) {
-	sb, err := s.m.Forget(ctx, in.ID)
-	if err != nil {
-		return nil, err
-	}
-	return &reply[api.Sandbox]{Body: api.NewSandbox(sb)}, nil
+	return sandboxReply(s.m.Forget(ctx, in.ID))
 }
 
-func (s *Server) adopt(ctx context.Context, in *InRef, b api.AdoptSandbox) (*reply[api.Sandbox], error) {
-	sb, err := s.m.Adopt(ctx, in.ID, b)
-	if err != nil {
+func (s *Server) acceptDatabase(ctx context.Context, in *none) (*reply[api.Status], error) {
+	if err := s.m.AcceptDatabase(ctx); err != nil {
 		return nil, err
 	}
-	return &reply[api.Sandbox]{Body: api.NewSandbox(sb)}, nil
+	return s.status(ctx, in)
 }
 
 func (s *Server) sweep(ctx context.Context, _ *none) (*reply[api.Sweep], error) {
 	r, err := s.m.Sweep(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return &reply[api.Sweep]{Body: api.Sweep(r)}, nil
+	return &reply[api.Sweep]{Body: api.Sweep(r)}, err
 }
 
 func (s *Server) status(ctx context.Context, _ *none) (*reply[api.Status], error) {
 	p := sandboxer.PrincipalFrom(ctx)
-	counts, unconfirmed, err := s.countAll(ctx)
+	counts, err := s.count(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -226,7 +188,7 @@ func (s *Server) status(ctx context.Context, _ *none) (*reply[api.Status], error
 			return nil, err
 		}
 		out.Quarantined = len(qs)
-		out.WentBack, out.Unconfirmed = s.opts.WentBack, unconfirmed
+		out.WentBack = s.m.WentBack()
 	}
 	for _, e := range s.m.Extensions(ctx) {
 		out.Extensions++
@@ -254,13 +216,7 @@ func (s *Server) extensionIDs(ctx context.Context) (all, down []string) {
 
 // count counts the live sandboxes that ctx's principal sees, by state.
 func (s *Server) count(ctx context.Context) (map[sandboxer.State]int, error) {
-	counts, _, err := s.countAll(ctx)
-	return counts, err
-}
-
-// countAll is count, and says how many of them are unconfirmed.
-func (s *Server) countAll(ctx context.Context) (counts map[sandboxer.State]int, unconfirmed int, err error) {
-	counts = map[sandboxer.State]int{}
+	counts := map[sandboxer.State]int{}
 	q := sandboxer.Query{States: liveStates(), Limit: sandboxer.MaxPage}
 	for _, st := range q.States {
 		counts[st] = 0
@@ -268,16 +224,13 @@ func (s *Server) countAll(ctx context.Context) (counts map[sandboxer.State]int, 
 	for {
 		sbs, next, err := s.m.List(ctx, q)
 		if err != nil {
-			return nil, 0, err
+			return nil, err
 		}
 		for _, sb := range sbs {
 			counts[sb.State]++
-			if sb.Unconfirmed != "" {
-				unconfirmed++
-			}
 		}
 		if q.After = next; next == "" {
-			return counts, unconfirmed, nil
+			return counts, nil
 		}
 	}
 }

@@ -142,8 +142,8 @@ func TestMemoryOfExecs(t *testing.T) {
 	}
 }
 
-// Through the whole server: one user has a hundred of each at once, and one too many is
-// told to wait.
+// Through the whole server: one user has a hundred of each at once, and one more
+// has to wait.
 func TestManyAtOnce(t *testing.T) {
 	r := newRig(t)
 	_, c := r.key("acme", sandboxer.ScopeRead, sandboxer.ScopeWrite)

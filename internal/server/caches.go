@@ -10,11 +10,11 @@ import (
 
 func (s *Server) cacheRoutes() {
 	const admin = sandboxer.ScopeAdmin
-	o := op("listCaches", "GET", "/v1/caches", admin, "operation", "List what is kept between sandboxes, such as layers of built images")
-	o.Description += " What a host that does not answer keeps is missing; problem says so."
+	o := op("listCaches", "GET", "/v1/caches", admin, "operation", "List the caches of extensions, such as layers of built images")
+	o.Description += " The caches of a host that does not answer are missing; problem says so."
 	route(s, o, s.caches)
-	o = op("pruneCaches", "POST", "/v1/caches/prune", admin, "operation", "Remove what is kept between sandboxes")
-	o.Description += " Answers with what was removed. What is in use at that moment stays."
+	o = op("pruneCaches", "POST", "/v1/caches/prune", admin, "operation", "Remove the unused caches of extensions")
+	o.Description += " The answer lists the removed caches. Caches that are in use stay."
 	route(s, o, s.pruneCaches)
 }
 

@@ -108,7 +108,7 @@ func readDocument(t *testing.T) document {
 	return d
 }
 
-// routeTable is the list of routes in docs/api.md.
+// routeTable is the list of routes in docs/reference/api.md.
 func routeTable(s *Server) string {
 	var rows []string
 	for path, item := range s.api.OpenAPI().Paths {
@@ -128,7 +128,7 @@ func routeTable(s *Server) string {
 }
 
 func TestRouteTable(t *testing.T) {
-	const page, begin, end = "../../docs/api.md", "-update -->\n", "<!-- /routes -->"
+	const page, begin, end = "../../docs/reference/api.md", "-update -->\n", "<!-- /routes -->"
 	b, err := os.ReadFile(page)
 	if err != nil {
 		t.Fatal(err)
@@ -136,7 +136,7 @@ func TestRouteTable(t *testing.T) {
 	head, rest, ok := strings.Cut(string(b), begin)
 	have, tail, ok2 := strings.Cut(rest, end)
 	if !ok || !ok2 {
-		t.Fatal("docs/api.md has no place for the routes")
+		t.Fatal("docs/reference/api.md has no place for the routes")
 	}
 	want := routeTable(New(nil, Options{}))
 	if *update {
@@ -144,7 +144,7 @@ func TestRouteTable(t *testing.T) {
 			t.Fatal(err)
 		}
 	} else if have != want {
-		t.Error("the routes in docs/api.md are not the server's; run: go test ./internal/server -update")
+		t.Error("the routes in docs/reference/api.md are not the server's; run: go test ./internal/server -update")
 	}
 }
 
@@ -167,7 +167,7 @@ func TestDescriptionIsCommitted(t *testing.T) {
 	}
 }
 
-// Every operation of the server stands in the committed description, and the other
+// Every operation of the server is in the committed description, and the other
 // way round.
 func TestEveryRouteIsDescribed(t *testing.T) {
 	s := New(nil, Options{})

@@ -21,7 +21,7 @@ import (
 type InEvents struct {
 	After  int64     `query:"after" minimum:"0" doc:"Only events after this seq"`
 	Since  time.Time `query:"since" doc:"Only events that happened then or later (RFC 3339)"`
-	Newest bool      `query:"newest" doc:"Of more events than the limit the last ones instead of the first; for a page, still oldest first"`
+	Newest bool      `query:"newest" doc:"If there are more events than the limit: the last ones instead of the first; a page is still oldest first"`
 	Limit  int       `query:"limit" minimum:"1" maximum:"1000" doc:"Items of a page; default 100"`
 	LastID int64     `header:"Last-Event-ID" minimum:"0" doc:"For streams: resume after this seq; 0 for the first"`
 	Accept string    `header:"Accept" hidden:"true"`
@@ -49,7 +49,7 @@ func (s *Server) describeEvents(o huma.Operation) huma.Operation {
 }
 
 func (s *Server) sandboxEvents(ctx context.Context, in *inSandboxEvents) (*huma.StreamResponse, error) {
-	// A stream answers what is wrong with the sandbox only once it has begun.
+	// A stream could report what is wrong with the sandbox only once it has begun.
 	if _, err := s.m.Get(ctx, in.ID); err != nil {
 		return nil, err
 	}
@@ -63,7 +63,7 @@ func (s *Server) events(ctx context.Context, in *InEvents) (*huma.StreamResponse
 func (s *Server) history(ctx context.Context, id string, in InEvents) (*huma.StreamResponse, error) {
 	q := sandboxer.EventQuery{SandboxID: id, After: max(in.After, in.LastID), Since: in.Since, Newest: in.Newest, Limit: in.Limit}
 	if in.Newest && strings.Contains(in.Accept, "text/event-stream") {
-		return nil, sandboxer.E(sandboxer.Invalid, nil, "newest is for a page of events; a stream begins after after")
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "newest applies to a page of events, and this is a stream").WithHint("leave newest out, and set with after or since where the stream begins")
 	}
 	if strings.Contains(in.Accept, "text/event-stream") {
 		if _, r := edge.Exchange(ctx); r.Header.Get("Last-Event-ID") == "" && !r.URL.Query().Has("after") && in.Since.IsZero() {

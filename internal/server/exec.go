@@ -47,12 +47,13 @@ func (s *Server) run(ctx context.Context, in *InRef, b api.Exec) (*reply[api.Exe
 	}
 	switch {
 	case limit < 0 || limit > maxRunTime:
-		return nil, sandboxer.E(sandboxer.Invalid, nil, "timeout is %s; want more than 0 and at most %s", limit, maxRunTime)
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "timeout is %s; want more than 0 and at most %s", limit, maxRunTime).
+			WithHint("run longer commands with: sandboxer exec")
 	case most < 0 || most > maxRunOutput:
 		return nil, sandboxer.E(sandboxer.Invalid, nil, "max_output is %d; want 1 to %d bytes", most, maxRunOutput).
 			WithHint("stream longer output with: sandboxer exec")
 	case b.Stdin != "" && b.StdinBase64 != nil:
-		return nil, sandboxer.E(sandboxer.Invalid, nil, "stdin and stdin_base64 are both given")
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "stdin and stdin_base64 are both given").WithHint("give stdin for text, or stdin_base64 for bytes")
 	}
 	var stdin io.Reader
 	if b.StdinBase64 != nil {
@@ -119,7 +120,7 @@ func (c *capped) result() (text string, base64 []byte, cut bool) {
 }
 
 // accept turns the request into a WebSocket that speaks protocol, or answers it and
-// returns nil. From then on the stream belongs to the caller.
+// returns nil. From then on the caller owns the stream.
 func accept(w http.ResponseWriter, r *http.Request, protocol string) *websocket.Conn {
 	ws, err := websocket.Accept(smallBuffers{w}, r, &websocket.AcceptOptions{
 		Subprotocols: []string{protocol}, CompressionMode: websocket.CompressionDisabled,
@@ -131,8 +132,8 @@ func accept(w http.ResponseWriter, r *http.Request, protocol string) *websocket.
 	return ws
 }
 
-// smallBuffers gives a WebSocket small buffers: they last as long as it does, and what is larger
-// passes them by.
+// smallBuffers gives a WebSocket small buffers, since they last as long as it does. Larger data
+// bypasses them.
 type smallBuffers struct{ http.ResponseWriter }
 
 const smallBufferSize = 512
@@ -147,13 +148,13 @@ func (w smallBuffers) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 		return nil, nil, errors.Join(err, c.Close())
 	}
 	r := bufio.NewReaderSize(io.MultiReader(bytes.NewReader(bytes.Clone(early)), c), max(len(early), smallBufferSize))
-	if _, err := r.Peek(len(early)); err != nil { // who accepts takes only what is buffered
+	if _, err := r.Peek(len(early)); err != nil { // Accept takes only buffered data
 		return nil, nil, errors.Join(err, c.Close())
 	}
 	return c, bufio.NewReadWriter(r, bufio.NewWriterSize(c, smallBufferSize)), nil
 }
 
-// wantsStream checks that a WebSocket with protocol is asked for.
+// wantsStream checks that the request asks for a WebSocket with protocol.
 func wantsStream(ctx context.Context, protocol, instead string) error {
 	_, r := edge.Exchange(ctx)
 	h := r.Header
@@ -197,13 +198,13 @@ func (s *Server) execStream(ctx context.Context, in *InRef) (*huma.StreamRespons
 	}), nil
 }
 
-// closeTimeout is how long the end of a connection that nobody wants any more may take: until
-// the command has ended, and a client that may not read has been told.
+// closeTimeout is how long ending an unwanted connection may take: until
+// the command has ended, and the end was sent to a client that may not read.
 const closeTimeout = 5 * time.Second
 
 func (s *Server) execute(ctx context.Context, ref string, x *execution) {
 	defer x.ws.CloseNow()
-	// A client that does not read must not hold up the end.
+	// A client that does not read must not delay the end.
 	closeTimer := time.AfterFunc(math.MaxInt64, func() { x.ws.CloseNow() })
 	defer closeTimer.Stop()
 	defer context.AfterFunc(ctx, func() { closeTimer.Reset(closeTimeout) })()
@@ -234,7 +235,7 @@ func (s *Server) execute(ctx context.Context, ref string, x *execution) {
 	}
 	x.stdin.end(io.ErrClosedPipe) // what still arrives is read and dropped
 	s.execEnd(ctx, x, exit, err)
-	// The client closes once it has the end; closing first could take it away.
+	// The client closes once it has read the end; if we closed first it might lose the end.
 	closeTimer.Reset(2 * time.Second)
 	<-gone
 }
@@ -287,7 +288,7 @@ type execution struct {
 }
 
 // receive reads what the client sends until it leaves. Reads run without a ctx:
-// whoever ends the stream closes the connection.
+// to end the stream, close the connection.
 func (x *execution) receive() error {
 	for {
 		r, err := x.keepalive.next()
@@ -334,10 +335,10 @@ func (x *execution) message(r io.Reader) error {
 	}
 }
 
-// buffers lends room for a frame to whoever is moving one.
+// buffers lends buffers for moving a frame.
 type buffers struct{ small, large sync.Pool }
 
-// smallFrame is what most frames fit into.
+// smallFrame is the size that most frames fit into.
 const smallFrame = 4 << 10
 
 // get returns a buffer for n bytes, of 4 KiB or of a whole frame.
@@ -389,7 +390,7 @@ func (x *execution) control(channel byte, p []byte) error {
 		}
 		select {
 		case x.signals <- sig:
-		default: // nobody takes them; a client that leaves must still be seen
+		default: // the command does not take them; a client that leaves must still be seen
 		}
 	case api.ChanCancel:
 		x.stdin.end(io.ErrUnexpectedEOF)
@@ -415,8 +416,8 @@ type stdinBuffer struct {
 	grant       func(n int)
 }
 
-// put adds p, waiting while the buffer is full, which a client that keeps to its
-// window never sees. Exhausted: there is no memory for it.
+// put adds p. It waits while the buffer is full, which does not happen to a client that keeps to its
+// window. Exhausted: there is no memory for it.
 func (i *stdinBuffer) put(p []byte) error {
 	i.mu.Lock()
 	defer i.mu.Unlock()

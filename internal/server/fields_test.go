@@ -55,7 +55,6 @@ func TestRequestFields(t *testing.T) {
 				"Spec.Fuse":       "counts from when it is made",
 				"Spec.Warm":       "never of what a caller asks for",
 				"Spec.Vouched":    "decides what is admitted, which the answer shows",
-				"Spec.Stamp":      "made with the object",
 				"Spec.Place":      "chosen when it is made",
 				// The profile is named, and has an answer of its own.
 				"Spec.Profile.Title": "see the profile", "Spec.Profile.Description": "see the profile", "Spec.Profile.Extension": "extension is where it is made",

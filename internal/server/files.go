@@ -3,8 +3,7 @@ package server
 import (
 	"context"
 	"encoding/base64"
-	"io"
-	"net/http"
+	"io/fs"
 	"path"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -26,45 +25,24 @@ func (s *Server) readFile(ctx context.Context, in *InFile) (*huma.StreamResponse
 		defer cancel(nil)
 		return nil, edge.StreamError(sctx, err)
 	}
-	// The first piece is read before anything is answered: what fails there still
-	// gets its proper answer.
-	buf := make([]byte, 128<<10)
-	n, err := io.ReadAtLeast(f, buf, 1)
-	if err != nil && err != io.EOF {
-		defer cancel(nil)
+	return poured(ctx, sctx, f, "attachment", func() {
 		f.Close()
-		return nil, edge.StreamError(sctx, err)
-	}
-	return streamed(ctx, func(w http.ResponseWriter, r *http.Request) {
-		defer cancel(nil)
-		defer f.Close()
-		// A sandbox's bytes are never shown as a page of this server.
-		w.Header().Set("Content-Type", "application/octet-stream")
-		w.Header().Set("Content-Disposition", "attachment")
-		_, err := w.Write(buf[:n])
-		if err == nil {
-			_, err = io.CopyBuffer(struct{ io.Writer }{w}, struct{ io.Reader }{f}, buf)
-		}
-		if err != nil {
-			edge.Problem(ctx, edge.StreamError(sctx, err)) // to the log
-			http.NewResponseController(w).Flush()
-			panic(http.ErrAbortHandler) // the client must not take the part for the whole
-		}
-	}), nil
+		cancel(nil)
+	})
 }
 
 type inWrite struct {
 	InFile
-	Mode string `query:"mode" doc:"Permission bits in octal; default 0644"`
+	Mode string `query:"mode" doc:"Permission bits in octal; by default those of the file that is there, else 0644"`
 }
 
 func (s *Server) writeFile(ctx context.Context, in *inWrite) (*none, error) {
-	mode, err := api.ParseMode("0644")
+	var mode fs.FileMode // that of the file that is there
 	if in.Mode != "" {
-		mode, err = api.ParseMode(in.Mode)
-	}
-	if err != nil {
-		return nil, err
+		var err error
+		if mode, err = api.ParseMode(in.Mode); err != nil {
+			return nil, err
+		}
 	}
 	_, r := edge.Exchange(ctx)
 	sctx, cancel := edge.Stream(ctx)
@@ -81,10 +59,7 @@ func (s *Server) removeFile(ctx context.Context, in *InFile) (*none, error) {
 
 func (s *Server) statFile(ctx context.Context, in *InFile) (*reply[api.FileInfo], error) {
 	fi, err := s.m.StatFile(ctx, in.ID, in.Path)
-	if err != nil {
-		return nil, err
-	}
-	return &reply[api.FileInfo]{Body: api.NewFileInfo(fi)}, nil
+	return replied(api.NewFileInfo, fi, err)
 }
 
 type inFiles struct {
@@ -100,7 +75,8 @@ func (s *Server) listFiles(ctx context.Context, in *inFiles) (*reply[api.List[ap
 	}
 	after, err := base64.RawURLEncoding.DecodeString(in.Cursor)
 	if err != nil {
-		return nil, sandboxer.E(sandboxer.Invalid, err, "the cursor is not one of a page before")
+		return nil, sandboxer.E(sandboxer.Invalid, err, "the cursor does not belong to an earlier page").
+			WithHint("send next_cursor of the page before as it is, or leave cursor out to begin again")
 	}
 	var items []api.FileInfo
 	last := ""

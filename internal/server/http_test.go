@@ -54,6 +54,7 @@ type setup struct {
 	extend               func(*fake.Extension) sandboxer.Extension
 	more                 []manager.Extension // besides ext.fake
 	store                manager.SnapshotStore
+	wentBack             time.Time // manager.Options.WentBack
 	eventsKeepaliveEvery time.Duration
 	keepaliveEvery       time.Duration
 }
@@ -78,7 +79,7 @@ func newRig(t testing.TB, change ...func(*setup)) *rig {
 			{ID: "profile.test", Title: "For tests", Extension: "ext.fake", TTL: 10 * time.Minute, MaxTTL: 2 * time.Hour, Env: map[string]string{"SECRET": "canary-profile"}},
 			{ID: "profile.paid", Extension: "ext.fake", TTL: time.Hour, Price: sandboxer.Price{PerHour: 120_000}},
 		},
-		Manager: manager.Options{Log: log, OOMKilled: metrics.OOMKilled, SnapshotStore: set.store},
+		Manager: manager.Options{Log: log, OOMKilled: metrics.OOMKilled, SnapshotStore: set.store, WentBack: set.wentBack},
 	})
 	r.world = r.m.World
 	proxy := portproxy.New(r.m.Manager, set.ports)
@@ -261,7 +262,7 @@ func (o operation) upgrade() []string {
 		"Sec-WebSocket-Key", "AAAAAAAAAAAAAAAAAAAAAA==", "Sec-WebSocket-Protocol", protocol}
 }
 
-// Every route of the description refuses whoever may not use it, and tells them
+// Every route of the description refuses callers that may not use it, and reveals
 // nothing by the way in which it refuses.
 func TestAccessMatrix(t *testing.T) {
 	r := newRig(t)
@@ -458,7 +459,7 @@ func TestBadInput(t *testing.T) {
 		{"GET", "/v1/sandboxes?label=x", "", 400, `the label "x" is not of the form key=value`, ""},
 		{"GET", "/v1/sandboxes?cursor=zzz", "", 400, `cursor`, ""},
 		{"GET", "/v1/sandboxes?profil=x", "", 400, `"profil" is not a query parameter of GET /v1/sandboxes`, `did you mean "profile"?`},
-		{"GET", "/v1/sandboxes?thread=a&thread=b", "", 400, `the query parameter "thread" is given 2 times, and has one value`, ""},
+		{"GET", "/v1/sandboxes?thread=a&thread=b", "", 400, `the query parameter "thread" is given 2 times, and takes one value`, ""},
 		{"GET", "/v1/sandboxes?thread_user=a", "", 400, `thread_user is given without a thread`, ""},
 		{"GET", "/v1/sandboxes/zzzzzzzz", "", 404, `"zzzzzzzz"`, ""},
 		{"GET", "/v1/sandboxes/" + strings.Repeat("z", 300), "", 400, `path parameter "id": expected length <= 256`, ""},
@@ -512,7 +513,8 @@ func TestBadInput(t *testing.T) {
 				ct = jsonType
 			}
 			a := r.send(tt.method, tt.path, k.Token, ct, tt.body)
-			if a.status != tt.status || !strings.Contains(a.Detail, tt.detail) || !strings.Contains(a.Hint+a.Detail, tt.hint) {
+			if a.status != tt.status || !strings.Contains(a.Detail, tt.detail) || !strings.Contains(a.Hint+a.Detail, tt.hint) ||
+				a.Hint == "" && !strings.Contains(a.Detail, "/workspace/none does not exist") && !strings.Contains(a.Detail, "/workspace is not a regular file") { // those say all
 				t.Errorf("%d %q (%q); want %d %q (%q)", a.status, a.Detail, a.Hint, tt.status, tt.detail, tt.hint)
 			}
 		})
@@ -520,6 +522,107 @@ func TestBadInput(t *testing.T) {
 	l, err := r.admin.List(t.Context(), api.SandboxQuery{})
 	if err != nil || len(l.Items) != 1 || l.Items[0].Version != sb.Version {
 		t.Errorf("after only bad requests there is %+v, %v", l, err)
+	}
+}
+
+// TestHints: a refusal says how to avoid it. TestBadInput has the faults of one request.
+func TestHints(t *testing.T) {
+	const jsonType = "application/json"
+	r := newRig(t)
+	r.m.SetQuotas(sandboxer.Quotas{Tenants: map[string]sandboxer.Quota{
+		"full": {sandboxer.QuotaSandboxes: 0}, "disk": {sandboxer.QuotaDisk: 1}, "slow": {sandboxer.QuotaRequests: 0},
+	}})
+	token := func(tenant string, scopes ...sandboxer.Scope) string {
+		k, _ := r.key(tenant, scopes...)
+		return k.Token
+	}
+	k, c := r.key("acme", sandboxer.ScopeRead, sandboxer.ScopeWrite)
+	sb := r.create(c, api.CreateSandbox{Name: "taken"})
+	at := "/v1/sandboxes/" + sb.ID
+	reader := token("acme", sandboxer.ScopeRead)
+	rw := []sandboxer.Scope{sandboxer.ScopeRead, sandboxer.ScopeWrite}
+	check := func(method, path, token, contentType, body string, status int, header ...string) {
+		t.Helper()
+		a := r.send(method, path, token, contentType, body, header...)
+		if a.status != status || a.Detail == "" || a.Hint == "" {
+			t.Errorf("%s %s %.60s: %d %q (%q); want %d and a hint", method, path, body, a.status, a.Detail, a.Hint, status)
+		}
+	}
+	post := func(path, body string, status int) {
+		t.Helper()
+		check("POST", path, k.Token, jsonType, body, status)
+	}
+	for _, body := range []string{
+		`{"profile":"test","ttl":"-1m"}`, `{"profile":"test","ttl":"1ms"}`, `{"profile":"test","idle":"1ms"}`, `{"profile":"test","on_ttl":"vanish"}`,
+		`{"profile":"test","on_idle":"pause"}`, `{"profile":"test","name":"A B"}`, `{"profile":"test","env":{"A=":"b"}}`, `{"profile":"test","labels":{"":"b"}}`,
+		`{"profile":"test","max_cost":"-1"}`, `{"profile":"test","network":{"mode":"some"}}`, `{"profile":"test","limits":{"pids":-1}}`, `{"profile":"test"`, `{"profile":"test","profile":"test"}`,
+		`{"profile":"test","sandbox_id":"x"}`, `{"profile":"test","thread":{"user":"u"}}`, `{"profile":"test","mounts":[{"source":"a","target":"/b"}]}`, ``,
+	} {
+		post("/v1/sandboxes", body, 400)
+	}
+	check("POST", "/v1/sandboxes", k.Token, jsonType, `{"profile":"test"}`, 400, "Idempotency-Key", strings.Repeat("k", 300))
+	check("POST", "/v1/sandboxes", k.Token, "text/plain", `{"profile":"test"}`, 415)
+	post("/v1/sandboxes", `{"profile":"test","name":"taken"}`, 409)
+	post("/v1/sandboxes", `{"profile":"test","name":"`+strings.Repeat("x", maxJSON)+`"}`, 413)
+	check("POST", "/v1/sandboxes", reader, jsonType, `{"profile":"test"}`, 403)
+	check("POST", "/v1/keys", k.Token, jsonType, `{"name":"x","scopes":["read"]}`, 403)
+	check("GET", "/v1/quotas?tenant=other", k.Token, "", "", 403)
+	check("GET", "/v1/sandboxes", "", "", "", 401)
+	check("GET", "/v1/sandboxes", "sbx_key_none", "", "", 401)
+	check("GET", "/v1/sandboxes", "", "", "", 401, "Authorization", "Basic eDp5")
+	check("PATCH", "/v1/sandboxes", k.Token, "", "", 405)
+	check("POST", "/v1/sandboxes", token("full", rw...), jsonType, `{"profile":"test"}`, 429)
+	check("POST", "/v1/sandboxes", token("disk", rw...), jsonType, `{"profile":"test","limits":{"disk_bytes":2}}`, 429)
+	check("GET", "/v1/sandboxes", token("slow", rw...), "", "", 429)
+	for _, p := range []string{at + "/events?limit=0x", at + "/files/list?path=/workspace&cursor=!", "/v1/snapshots?cursor=!", "/v1/events?limit=99999"} {
+		check("GET", p, k.Token, "", "", 400)
+	}
+	post(at+"/ports/4000/url", `{"ttl":"-1h"}`, 400)
+	post(at+"/pause", `{"depth":"deep"}`, 400)
+	if _, err := c.Pause(t.Context(), sb.ID, api.PauseSandbox{Depth: sandboxer.PauseFiles}); err != nil {
+		t.Fatal(err)
+	}
+	post(at+"/pause", `{"depth":"disk"}`, 409)
+	post(at+"/exec", `{"args":["true"]}`, 409)
+	check("PUT", at+"/files?path=/workspace/f", k.Token, "", "x", 409)
+	post(at+"/snapshots", `{}`, 409)
+}
+
+// TestKeysOfFailures: retryable says whether the same request, under the same key, may succeed: a failure that may pass
+// frees its key, another one is repeated as it was.
+func TestKeysOfFailures(t *testing.T) {
+	r := newRig(t)
+	k, c := r.key("acme", sandboxer.ScopeRead, sandboxer.ScopeWrite)
+	sb := r.create(c, api.CreateSandbox{})
+	snap, err := c.Snapshot(t.Context(), sb.ID, api.CreateSnapshot{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, route := range []struct {
+		path, body string
+		verb       fake.Verb
+	}{
+		{"/v1/sandboxes", `{"profile":"test"}`, fake.VerbProvision},
+		{"/v1/snapshots/" + snap.ID + "/restore", `{"labels":{}}`, fake.VerbRestore},
+		{"/v1/sandboxes/" + sb.ID + "/fork", `{"count":1}`, fake.VerbRestore},
+	} {
+		for kind, status := range map[sandboxer.Kind]int{sandboxer.Unavailable: 503, sandboxer.Timeout: 504, sandboxer.Exhausted: 429, sandboxer.Failed: 422} {
+			ask := func() answered {
+				return r.send("POST", route.path, k.Token, "application/json", route.body, "Idempotency-Key", string(route.verb)+"-"+route.body[2:6]+"-"+string(kind))
+			}
+			passes := kind != sandboxer.Failed
+			r.world.Inject(fake.Fault{Verb: route.verb, Kind: kind, Times: 1})
+			if a := ask(); a.status != status || a.Retryable != passes {
+				t.Errorf("%s after %s: %d, retryable %v (%s)", route.path, kind, a.status, a.Retryable, a.Detail)
+			}
+			a := ask()
+			for deadline := time.Now().Add(time.Minute); passes && a.status >= 400 && a.Retryable && time.Now().Before(deadline); a = ask() {
+				time.Sleep(10 * time.Millisecond) // what failed is still being removed
+			}
+			if passes != (a.status < 300) || !passes && (a.status < 400 || a.Retryable) {
+				t.Errorf("%s again after %s: %d, retryable %v (%s)", route.path, kind, a.status, a.Retryable, a.Detail)
+			}
+		}
 	}
 }
 
@@ -597,7 +700,7 @@ func TestSandboxLife(t *testing.T) {
 		t.Errorf("stats %+v, %v", st, err)
 	}
 
-	// Nobody waits: 202, then it runs, then 202 again, then it is gone.
+	// No caller waits: 202, then it runs, then 202 again, then it is gone.
 	a := r.send("POST", "/v1/sandboxes", tokenOf(r), "application/json", `{"profile":"test"}`, "Prefer", "respond-async")
 	var async api.Sandbox
 	if err := json.Unmarshal([]byte(a.body), &async); err != nil || a.status != 202 && a.status != 201 ||

@@ -10,11 +10,11 @@ import (
 	"github.com/coder/websocket"
 )
 
-// A keepalive tells a WebSocket whose peer is dead from one on which nothing happens.
+// A keepalive distinguishes a WebSocket whose peer is dead from an idle one.
 type keepalive struct {
 	ws      *websocket.Conn
 	in, out atomic.Int64 // messages begun in each direction
-	reading atomic.Bool  // somebody waits for the next message, and so hears an answer
+	reading atomic.Bool  // a reader waits for the next message, and so notices an answer
 }
 
 // next waits for the next message.
@@ -32,8 +32,8 @@ func (p *keepalive) write(b []byte) error {
 }
 
 // watch sends a ping in every period until ctx ends, which also keeps proxies from
-// closing what looks idle, and calls dead once the peer is known not to live. A client
-// that has output left to read answers only when it has: a pager may rest for hours. So
+// closing the connection as idle, and calls dead once the peer is known to be dead. A client
+// that has output left to read answers only after reading it: a pager may wait for hours. So
 // silence proves something only after an answer to all that was sent, and while nothing
 // that was received waits to be passed on. Between two pings it takes no goroutine.
 func (p *keepalive) watch(ctx context.Context, period time.Duration, dead func()) {

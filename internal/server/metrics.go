@@ -11,6 +11,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/edge"
 )
 
 // Metrics are the measurements served at /metrics.
@@ -53,7 +54,7 @@ func NewMetrics() *Metrics {
 	return m
 }
 
-// Observe notes one finished backend call; it is made for backend.Options.Observe.
+// Observe notes one finished backend call; it is for backend.Options.Observe.
 func (m *Metrics) Observe(extension, op string, kind sandboxer.Kind, took time.Duration) {
 	if kind == "" {
 		kind = "ok"
@@ -61,8 +62,8 @@ func (m *Metrics) Observe(extension, op string, kind sandboxer.Kind, took time.D
 	m.backend.WithLabelValues(extension, op, string(kind)).Observe(took.Seconds())
 }
 
-// Abandoned notes that a backend call was left behind (1), or that one has ended that was
-// (-1); it is made for backend.Options.Abandoned.
+// Abandoned notes that a backend call was abandoned (1), or that an abandoned one has ended
+// (-1); it is for backend.Options.Abandoned.
 func (m *Metrics) Abandoned(extension, op string, change int) {
 	if change > 0 {
 		m.abandoned.WithLabelValues(extension, op).Inc()
@@ -70,13 +71,13 @@ func (m *Metrics) Abandoned(extension, op string, change int) {
 	m.abandonedNow.WithLabelValues(extension, op).Add(float64(change))
 }
 
-// OOMKilled notes that a memory limit killed a command or a sandbox; it is made for
+// OOMKilled notes that a memory limit killed a command or a sandbox; it is for
 // manager.Options.OOMKilled.
 func (m *Metrics) OOMKilled(extension, what string) {
 	m.oomKills.WithLabelValues(extension, what).Inc()
 }
 
-// Pooled notes a create of a profile that keeps a pool; it is made for
+// Pooled notes a create of a profile that keeps a pool; it is for
 // manager.Options.Pooled.
 func (m *Metrics) Pooled(profile string, warm bool) {
 	from := "cold"
@@ -86,7 +87,7 @@ func (m *Metrics) Pooled(profile string, warm bool) {
 	m.pooled.WithLabelValues(profile, from).Inc()
 }
 
-// Request notes a request that ended; it is made for edge.Options.Observe.
+// Request notes a request that ended; it is for edge.Options.Observe.
 func (m *Metrics) Request(route string, status int, took time.Duration) {
 	m.requests.WithLabelValues(route, strconv.Itoa(status)).Observe(took.Seconds())
 }
@@ -94,11 +95,19 @@ func (m *Metrics) Request(route string, status int, took time.Duration) {
 // handler serves the metrics; count gives the sandboxes of every tenant by state,
 // extensions all extensions and those that cannot be used.
 func (m *Metrics) handler(count func(context.Context) (map[sandboxer.State]int, error), extensions func(context.Context) (all, down []string)) http.Handler {
-	desc := prometheus.NewDesc("sandboxer_sandboxes", "Live sandboxes by state.", []string{"state"}, nil)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		// Counted for this request, with its principal: a collector has no ctx.
+		// Counted for this request, with its principal: a collector has no ctx, and its error would be shown unchanged.
+		counts, err := count(r.Context())
+		if err != nil {
+			edge.Fail(w, r, err)
+			return
+		}
 		own := prometheus.NewRegistry()
-		own.MustRegister(snapshot{desc, func() (map[sandboxer.State]int, error) { return count(r.Context()) }})
+		states := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "sandboxer_sandboxes", Help: "Live sandboxes by state."}, []string{"state"})
+		own.MustRegister(states)
+		for st, n := range counts {
+			states.WithLabelValues(string(st)).Set(float64(n))
+		}
 		up := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "sandboxer_extension_up", Help: "Whether an extension can be used: 1, or 0 while opening it is tried again."}, []string{"extension"})
 		own.MustRegister(up)
 		all, down := extensions(r.Context())
@@ -110,22 +119,4 @@ func (m *Metrics) handler(count func(context.Context) (map[sandboxer.State]int, 
 		}
 		promhttp.HandlerFor(prometheus.Gatherers{m.reg, own}, promhttp.HandlerOpts{DisableCompression: true}).ServeHTTP(w, r)
 	})
-}
-
-type snapshot struct {
-	desc  *prometheus.Desc
-	count func() (map[sandboxer.State]int, error)
-}
-
-func (c snapshot) Describe(ch chan<- *prometheus.Desc) { ch <- c.desc }
-
-func (c snapshot) Collect(ch chan<- prometheus.Metric) {
-	counts, err := c.count()
-	if err != nil {
-		ch <- prometheus.NewInvalidMetric(c.desc, err)
-		return
-	}
-	for st, n := range counts {
-		ch <- prometheus.MustNewConstMetric(c.desc, prometheus.GaugeValue, float64(n), string(st))
-	}
 }

@@ -18,12 +18,12 @@ type withNotices struct{ *fake.Extension }
 
 func (withNotices) Notices(context.Context) []string { return []string{"the paint is wet"} }
 
-// newNoticesRig is a rig with an extension that cannot be opened, beside one that can and has a
+// newNoticesRig is a rig with an extension that cannot be opened, and one that can and has a
 // notice.
-func newNoticesRig(t *testing.T, opts Options) *rig {
+func newNoticesRig(t *testing.T, wentBack time.Time) *rig {
 	t.Helper()
 	return newRig(t, func(s *setup) {
-		s.opts.WentBack = opts.WentBack
+		s.wentBack = wentBack
 		s.extend = func(x *fake.Extension) sandboxer.Extension { return withNotices{x} }
 		s.more = []manager.Extension{{Info: sandboxer.ExtensionInfo{ID: "ext.shut", Adapter: "fake", Problem: "the disk is full", RetryAt: time.Now().Add(time.Hour)}}}
 	})
@@ -32,7 +32,7 @@ func newNoticesRig(t *testing.T, opts Options) *rig {
 // Who asks without a key learns that an extension cannot be used and not which, others learn
 // which, and why.
 func TestUnusableExtensionIsTold(t *testing.T) {
-	r := newNoticesRig(t, Options{})
+	r := newNoticesRig(t, time.Time{})
 	k, reader := r.key("acme", sandboxer.ScopeRead)
 	if a := r.send("GET", "/healthz", "", "", ""); a.status != 200 || a.body != "ok\ndegraded: 1 of 2 extensions cannot be used\n" {
 		t.Errorf("health: %d %q", a.status, a.body)
@@ -55,24 +55,26 @@ func TestUnusableExtensionIsTold(t *testing.T) {
 	}
 }
 
-// For a day whoever asks is told that the database went back.
+// The health and the status say that the database went back, until an administrator accepts it.
 func TestHealthAfterTheDatabaseWentBack(t *testing.T) {
-	at := time.Now().Add(-23 * time.Hour)
-	r := newNoticesRig(t, Options{WentBack: at})
-	if a := r.send("GET", "/healthz", "", "", ""); a.status != 200 || !strings.HasSuffix(a.body, "\nthe database went back: noticed at "+at.UTC().Format(time.RFC3339)+"\n") {
+	at := time.Now().Add(-25 * time.Hour).Truncate(time.Second)
+	r := newNoticesRig(t, at)
+	if a := r.send("GET", "/healthz", "", "", ""); a.status != 200 || !strings.HasSuffix(a.body, "\nthe database went back: noticed at "+at.UTC().Format(time.RFC3339)+", not accepted yet\n") {
 		t.Errorf("health: %d %q", a.status, a.body)
 	}
 	if st, err := r.admin.Status(t.Context()); err != nil || !st.WentBack.Equal(at) {
 		t.Errorf("status: %+v, %v", st, err)
 	}
-	r = newNoticesRig(t, Options{WentBack: time.Now().Add(-25 * time.Hour)})
+	if st, err := r.admin.AcceptDatabase(t.Context()); err != nil || !st.WentBack.IsZero() {
+		t.Errorf("accepted: %+v, %v", st, err)
+	}
 	if a := r.send("GET", "/healthz", "", "", ""); strings.Contains(a.body, "went back") {
-		t.Errorf("health after a day: %q", a.body)
+		t.Errorf("health, accepted: %q", a.body)
 	}
 }
 
 func TestNoticesAreInTheStatus(t *testing.T) {
-	r := newNoticesRig(t, Options{})
+	r := newNoticesRig(t, time.Time{})
 	if st, err := r.admin.Status(t.Context()); err != nil || !slices.Equal(st.Notices, []string{"ext.fake: the paint is wet"}) {
 		t.Errorf("%+v, %v", st, err)
 	}

@@ -5,25 +5,19 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/api"
+	"github.com/sand-boxer/sandboxer/internal/manager"
 )
 
 func (s *Server) poolRoutes() {
 	const read, admin = sandboxer.ScopeRead, sandboxer.ScopeAdmin
 	route(s, op("listPools", "GET", "/v1/pools", read, "catalogue", "List the warm pools"), s.pools)
-	o := op("drainPool", "POST", "/v1/pools/{profile}/drain", admin, "catalogue", "Remove what waits in a pool; new ones take its place")
+	o := op("drainPool", "POST", "/v1/pools/{profile}/drain", admin, "catalogue", "Replace the sandboxes that wait in a pool")
 	route(s, o, s.drainPool)
 }
 
 func (s *Server) pools(ctx context.Context, _ *none) (*reply[api.List[api.Pool]], error) {
 	pools, err := s.m.Pools(ctx)
-	if err != nil {
-		return nil, err
-	}
-	items := make([]api.Pool, len(pools))
-	for i, p := range pools {
-		items[i] = api.Pool(p)
-	}
-	return listOf(items, ""), nil
+	return listed(func(p manager.PoolStatus) api.Pool { return api.Pool(p) }, pools, "", err)
 }
 
 type inPool struct {

@@ -40,7 +40,7 @@ func (s *Server) connectPort(ctx context.Context, in *inPort) (*huma.StreamRespo
 
 // connectAgent leads to the agent inside, as connectPort does to a port.
 func (s *Server) connectAgent(ctx context.Context, in *InRef) (*huma.StreamResponse, error) {
-	if err := wantsStream(ctx, api.AgentProtocol, "what it is for: docs/agent.md"); err != nil {
+	if err := wantsStream(ctx, api.AgentProtocol, "what it is for: docs/reference/agent.md"); err != nil {
 		return nil, err
 	}
 	sctx, cancel := edge.Stream(ctx)
@@ -58,7 +58,7 @@ func (s *Server) connectAgent(ctx context.Context, in *InRef) (*huma.StreamRespo
 	return s.connected(ctx, sctx, cancel, &visiting{Conn: c, visit: v, cancel: cancel}, api.AgentProtocol, v.End), nil
 }
 
-// visiting is a connection to an agent. When its visit has to end, that is why the stream does.
+// visiting is a connection to an agent. When its visit has to end, the stream ends for that reason.
 type visiting struct {
 	net.Conn
 	visit  *manager.AgentVisit
@@ -87,7 +87,7 @@ func (s *Server) connected(ctx, sctx context.Context, cancel context.CancelCause
 			return
 		}
 		defer ws.CloseNow()
-		// A client that does not read must not hold up the end.
+		// A client that does not read must not delay the end.
 		closeTimer := time.AfterFunc(math.MaxInt64, func() { ws.CloseNow() })
 		defer closeTimer.Stop()
 		defer context.AfterFunc(sctx, func() {
@@ -97,7 +97,7 @@ func (s *Server) connected(ctx, sctx context.Context, cancel context.CancelCause
 		p := &keepalive{ws: ws}
 		p.watch(sctx, s.keepaliveEvery, func() { ws.CloseNow() })
 		relay(sctx, p, c)
-		// The client closes when it has read the end; closing first could take it away.
+		// The client closes when it has read the end; if we closed first it might lose the end.
 		closeTimer.Reset(2 * time.Second)
 		status, why := websocket.StatusNormalClosure, ""
 		var e *sandboxer.Error
@@ -150,7 +150,7 @@ func relay(ctx context.Context, p *keepalive, c net.Conn) {
 	<-in
 }
 
-// portURL is where a port is served, for whoever made the request; "" if nowhere
+// portURL is where a port is served, for the caller of the request; "" if nowhere
 // over TCP.
 func (s *Server) portURL(ctx context.Context, id string, port int, token sandboxer.Secret) string {
 	return s.opts.PortURL(edge.BaseURL(ctx), id, port, token)
@@ -161,9 +161,13 @@ func (s *Server) listPorts(ctx context.Context, in *InRef) (*reply[api.List[api.
 	if err != nil {
 		return nil, err
 	}
+	unseen := ""
+	if len(list) > 0 && list[0].Unseen != nil { // it is the same for all
+		unseen = edge.Problem(ctx, list[0].Unseen).Detail
+	}
 	items := make([]api.SandboxPort, len(list))
 	for i, p := range list {
-		items[i] = api.SandboxPort{Port: p.Port.Port, Addr: p.Addr, URL: p.URL, Declared: p.Declared, Open: p.Open, Listening: p.Listening}
+		items[i] = api.SandboxPort{Port: p.Port.Port, Addr: p.Addr, URL: p.URL, Declared: p.Declared, Open: p.Open, Listening: p.Listening, Unseen: unseen}
 		if p.Open {
 			items[i].Proxy = s.portURL(ctx, sb.ID, p.Port.Port, "")
 		}
@@ -191,7 +195,7 @@ func (s *Server) revokePort(ctx context.Context, in *inPort) (*none, error) {
 
 func (s *Server) signPort(ctx context.Context, in *inPort, b api.SignPort) (*reply[api.PortURL], error) {
 	if b.TTL < 0 {
-		return nil, sandboxer.E(sandboxer.Invalid, nil, "ttl is negative")
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "ttl is negative").WithHint(`give a time above zero, such as "1h", or leave ttl out`)
 	}
 	token, sb, until, err := s.m.SignPort(ctx, in.ID, in.Port, time.Duration(b.TTL))
 	if err != nil {
@@ -200,7 +204,7 @@ func (s *Server) signPort(ctx context.Context, in *inPort, b api.SignPort) (*rep
 	u := s.portURL(ctx, sb.ID, in.Port, token)
 	if u == "" {
 		return nil, sandboxer.E(sandboxer.Unavailable, nil, "the server listens on no address that a browser could reach").
-			WithHint("start it anew, which its sandboxes survive: sandboxer down; sandboxer up --listen 127.0.0.1:8080")
+			WithHint("restart it (its sandboxes keep running): sandboxer down; sandboxer up --listen 127.0.0.1:8080")
 	}
 	return &reply[api.PortURL]{Body: api.PortURL{URL: u, Token: token.Reveal(), ExpiresAt: until}}, nil
 }

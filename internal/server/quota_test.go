@@ -10,8 +10,8 @@ import (
 	"github.com/sand-boxer/sandboxer/api"
 )
 
-// TestQuotas: what is too much is told with use and limit, and administrators, who raise it,
-// are always heard.
+// TestQuotas: an error for a full quota names use and limit, and administrators, who raise it,
+// are always served.
 func TestQuotas(t *testing.T) {
 	r := newRig(t)
 	reader, acme := r.key("acme", sandboxer.ScopeRead, sandboxer.ScopeWrite)

@@ -9,7 +9,7 @@ import (
 	"github.com/sand-boxer/sandboxer/api"
 )
 
-// TestRoom: who finds no room is told so, and when to come back.
+// TestRoom: a request that finds no room gets an error that says when to retry.
 func TestRoom(t *testing.T) {
 	r := newRig(t)
 	writer, acme := r.key("acme", sandboxer.ScopeRead, sandboxer.ScopeWrite)

@@ -2,6 +2,7 @@ package server
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -30,7 +31,7 @@ const maxJSON = 1 << 20
 // opTypes are the Go types of an operation's bodies, for the contract test.
 type opTypes struct{ in, out reflect.Type }
 
-// strictCasing keeps "Profile" from passing for "profile".
+// strictCasing keeps "Profile" from being accepted for "profile".
 var strictCasing = sync.OnceFunc(func() { huma.ValidateStrictCasing = true })
 
 // newAPI prepares huma: it parses parameters and generates the description. The
@@ -70,14 +71,14 @@ func (s *Server) newAPI() huma.API {
 	return a
 }
 
-// schemas is where the bodies are described: requests by the names that package api has for
-// them, and their durations and money as the text that they write.
+// schemas has the descriptions of the bodies: requests by their names in package api,
+// and their durations and money as the text that they write.
 func schemas() huma.Registry {
 	names := map[reflect.Type]string{
 		typeOf[api.CreateSandbox](): "CreateSandbox", typeOf[api.RestoreSnapshot](): "RestoreSnapshot", typeOf[api.ForkSandbox](): "ForkSandbox",
 		typeOf[api.CreateSnapshot](): "CreateSnapshot", typeOf[api.ExtendSandbox](): "ExtendSandbox", typeOf[api.PauseSandbox](): "PauseSandbox",
-		typeOf[api.ResumeSandbox](): "ResumeSandbox", typeOf[api.AdoptSandbox](): "AdoptSandbox", typeOf[api.AdoptSnapshot](): "AdoptSnapshot",
-		typeOf[api.NewKey](): "NewKey",
+		typeOf[api.ResumeSandbox](): "ResumeSandbox",
+		typeOf[api.NewKey]():        "NewKey",
 	}
 	r := huma.NewMapRegistry("#/components/schemas/", func(t reflect.Type, hint string) string {
 		if name := names[t]; name != "" {
@@ -103,9 +104,10 @@ func (m mount) Handle(op *huma.Operation, handler func(huma.Context)) {
 	quiet, _ := op.Metadata["quiet"].(bool)
 	m.s.mux.Handle(edge.Route{Pattern: op.Method + " " + op.Path, Access: access, Quiet: quiet, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		q := r.URL.Query()
-		for _, p := range op.Parameters { // of which huma would take the first
+		for _, p := range op.Parameters { // huma would take the first
 			if p.In == "query" && p.Schema.Type != huma.TypeArray && len(q[p.Name]) > 1 {
-				edge.Fail(w, r, sandboxer.E(sandboxer.Invalid, nil, "the query parameter %q is given %d times, and has one value", p.Name, len(q[p.Name])))
+				edge.Fail(w, r, sandboxer.E(sandboxer.Invalid, nil, "the query parameter %q is given %d times, and takes one value", p.Name, len(q[p.Name])).
+					WithHint("leave out all of them except one"))
 				return
 			}
 		}
@@ -172,7 +174,7 @@ func (s *Server) badParameters(op *huma.Operation, e *huma.ErrorModel) error {
 		faults = []string{e.Detail}
 	}
 	err := sandboxer.E(sandboxer.Invalid, nil, "%s", strings.Join(faults, "; "))
-	err.Hint = hint
+	err.Hint = cmp.Or(hint, inDescription)
 	return err
 }
 
@@ -187,7 +189,7 @@ func didYouMean(name string, known []string) string {
 	return "it has: " + strings.Join(known, ", ")
 }
 
-// none is an operation's input or output that has nothing.
+// none is the input or output of an operation that has none.
 type none struct{}
 
 // reply is an answer with a JSON body.
@@ -286,7 +288,7 @@ func (s *Server) readJSON(ctx context.Context, reg huma.Registry, schema *huma.S
 	return s.decodeJSON(ctx, body, reg, schema, v)
 }
 
-// decodeJSON is decodeJSON for few at a time.
+// decodeJSON bounds how many bodies the function decodeJSON decodes at a time.
 func (s *Server) decodeJSON(ctx context.Context, body []byte, reg huma.Registry, schema *huma.Schema, v any) error {
 	select {
 	case s.decoding <- struct{}{}:
@@ -297,8 +299,8 @@ func (s *Server) decodeJSON(ctx context.Context, body []byte, reg huma.Registry,
 	return decodeJSON(body, reg, schema, v)
 }
 
-// decodeJSON decodes one JSON document that satisfies schema; nothing unknown is
-// passed over. Kind: Invalid.
+// decodeJSON decodes one JSON document that satisfies schema; it refuses unknown
+// fields. Kind: Invalid.
 func decodeJSON(body []byte, reg huma.Registry, schema *huma.Schema, v any) error {
 	if len(bytes.TrimSpace(body)) == 0 {
 		return sandboxer.E(sandboxer.Invalid, nil, "the request has no body").WithHint("send at least {}")
@@ -310,12 +312,12 @@ func decodeJSON(body []byte, reg huma.Registry, schema *huma.Schema, v any) erro
 			before := body[:min(int(se.Offset), len(body))]
 			line := 1 + bytes.Count(before, []byte("\n"))
 			col := len(before) - bytes.LastIndexByte(before, '\n') - 1
-			return sandboxer.E(sandboxer.Invalid, nil, "the request body is not JSON: line %d, column %d: %s", line, max(col, 1), se)
+			return sandboxer.E(sandboxer.Invalid, nil, "the request body is not JSON: line %d, column %d: %s", line, max(col, 1), se).WithHint(oneDocument)
 		}
-		return sandboxer.E(sandboxer.Invalid, nil, "the request body is not JSON: %s", err)
+		return sandboxer.E(sandboxer.Invalid, nil, "the request body is not JSON: %s", err).WithHint(oneDocument)
 	}
 	if err := strictjson.Check(body); err != nil {
-		return sandboxer.E(sandboxer.Invalid, nil, "the request body does not fit: %s", err)
+		return sandboxer.E(sandboxer.Invalid, nil, "the request body does not fit: %s", err).WithHint(oneDocument)
 	}
 	var res huma.ValidateResult
 	path := huma.NewPathBuffer(make([]byte, 0, 64), 0)
@@ -330,12 +332,17 @@ func decodeJSON(body []byte, reg huma.Registry, schema *huma.Schema, v any) erro
 		if errors.As(err, &e) {
 			return e
 		}
-		return sandboxer.E(sandboxer.Invalid, nil, "the request body does not fit: %s", strings.TrimPrefix(err.Error(), "json: "))
+		return sandboxer.E(sandboxer.Invalid, nil, "the request body does not fit: %s", strings.TrimPrefix(err.Error(), "json: ")).WithHint(inDescription)
 	}
 	return nil
 }
 
-// badBody says every fault of a request body in one sentence.
+const oneDocument = "send one JSON document in UTF-8, in which no name of an object is given twice"
+
+// inDescription is the hint for faults that do not list the alternatives.
+const inDescription = "the fields and parameters of every request, with their types and bounds, are at /openapi.yaml"
+
+// badBody names every fault of a request body in one sentence.
 func badBody(reg huma.Registry, schema *huma.Schema, errs []error) error {
 	var faults []string
 	var hint string
@@ -363,7 +370,7 @@ func badBody(reg huma.Registry, schema *huma.Schema, errs []error) error {
 		}
 	}
 	e := sandboxer.E(sandboxer.Invalid, nil, "the request body does not fit: %s", strings.Join(faults, "; "))
-	e.Hint = hint
+	e.Hint = cmp.Or(hint, inDescription)
 	return e
 }
 

@@ -16,10 +16,10 @@ import (
 
 type inCreate struct {
 	Key    string `header:"Idempotency-Key" maxLength:"255" doc:"One key makes one sandbox, however often it is sent; another body under it is a conflict"`
-	Prefer string `header:"Prefer" doc:"respond-async: answer 202 as soon as the order is written down"`
+	Prefer string `header:"Prefer" doc:"respond-async: answer 202 as soon as the request is recorded"`
 }
 
-// request is what a create asks for in its headers and its body.
+// request is the create that the headers and the body ask for.
 func (in *inCreate) request(b api.CreateSandbox) sandboxer.CreateRequest {
 	b.Key, b.NoWaiting = in.Key, prefersAsync(in.Prefer)
 	return b
@@ -31,17 +31,23 @@ func (s *Server) create(ctx context.Context, in *inCreate, b api.CreateSandbox) 
 	if err != nil {
 		return nil, err
 	}
-	out := place(sb)
-	if !sb.Found {
-		out.Status = http.StatusCreated
+	if sb.Found {
+		return recorded(sb, http.StatusOK, req.NoWaiting), nil
 	}
-	if req.NoWaiting {
+	return recorded(sb, http.StatusCreated, req.NoWaiting), nil
+}
+
+// recorded answers a request for sb with status, or with 202 if it may (noWaiting) and sb is still being made.
+func recorded(sb *sandboxer.Sandbox, status int, noWaiting bool) *answer {
+	out := place(sb)
+	out.Status = status
+	if noWaiting {
 		out.Applied = "respond-async"
 		if sb.State == sandboxer.Creating {
 			out.Status = http.StatusAccepted
 		}
 	}
-	return out, nil
+	return out
 }
 
 // prefersAsync reads a Prefer header (RFC 7240).
@@ -61,10 +67,7 @@ func place(sb *sandboxer.Sandbox) *answer {
 
 func (s *Server) plan(ctx context.Context, _ *none, b api.CreateSandbox) (*reply[api.Plan], error) {
 	p, err := s.m.Plan(ctx, b)
-	if err != nil {
-		return nil, err
-	}
-	return &reply[api.Plan]{Body: newPlan(p)}, nil
+	return replied(newPlan, p, err)
 }
 
 func newPlan(p manager.Plan) api.Plan {
@@ -73,7 +76,7 @@ func newPlan(p manager.Plan) api.Plan {
 		SchemaVersion: api.SchemaVersion, Profile: sp.Profile.ID, Extension: p.Extension, TTL: api.TTL(p.TTL),
 		Quote: api.NewQuote(p.Quote), Inputs: sp.Inputs, Host: sp.Host, Image: sp.Image, Command: sp.Command,
 		Env: names(sp.Env), Labels: sp.Labels, Limits: sp.Limits, Network: sp.Network, Mounts: sp.Mounts, Ports: sp.Ports,
-		Workspace: sp.Workspace, User: sp.User,
+		Workspace: sp.Workspace, User: sp.User, Changed: p.Changed,
 	}
 }
 
@@ -90,10 +93,10 @@ type inList struct {
 	InPage
 	Profile string   `query:"profile" doc:"Only of this profile"`
 	State   []string `query:"state,explode" enum:"creating,warm,running,pausing,paused,terminating,terminated" doc:"Only in one of these states; repeat it for several. Default: every live state"`
-	Label   []string `query:"label,explode" doc:"key=value, all of which must match; repeat it for several"`
+	Label   []string `query:"label,explode" doc:"key=value; repeat it for several, and all must match"`
 	Name    string   `query:"name" doc:"Only with this name"`
 	Thread  string   `query:"thread" doc:"Only with the ID of this thread"`
-	User    string   `query:"thread_user" doc:"Whose thread that is; default: default"`
+	User    string   `query:"thread_user" doc:"The user of that thread; default: default"`
 	Tenant  string   `query:"tenant" doc:"Only of this tenant, for administrators"`
 }
 
@@ -103,7 +106,7 @@ func (s *Server) list(ctx context.Context, in *inList) (*reply[api.List[api.Sand
 		q.States = liveStates()
 	}
 	if in.User != "" && in.Thread == "" {
-		return nil, sandboxer.E(sandboxer.Invalid, nil, "thread_user is given without a thread").WithHint("a user has many threads: name one of them, too")
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "thread_user is given without a thread").WithHint("a user has many threads: name the thread, too")
 	}
 	if in.Thread != "" {
 		id, err := sandboxer.Thread{User: in.User, ID: in.Thread}.SandboxID()
@@ -115,7 +118,7 @@ func (s *Server) list(ctx context.Context, in *inList) (*reply[api.List[api.Sand
 	for _, l := range in.Label {
 		k, v, ok := strings.Cut(l, "=")
 		if !ok || k == "" {
-			return nil, sandboxer.E(sandboxer.Invalid, nil, "the label %q is not of the form key=value", l)
+			return nil, sandboxer.E(sandboxer.Invalid, nil, "the label %q is not of the form key=value", l).WithHint("write label=KEY=VALUE, once for each label")
 		}
 		if q.Labels == nil {
 			q.Labels = map[string]string{}
@@ -123,14 +126,7 @@ func (s *Server) list(ctx context.Context, in *inList) (*reply[api.List[api.Sand
 		q.Labels[k] = v
 	}
 	sbs, next, err := s.m.List(ctx, q)
-	if err != nil {
-		return nil, err
-	}
-	items := make([]api.Sandbox, len(sbs))
-	for i, sb := range sbs {
-		items[i] = api.NewSandbox(sb)
-	}
-	return listOf(items, next), nil
+	return listed(api.NewSandbox, sbs, next, err)
 }
 
 func statesOf(names []string) []sandboxer.State {
@@ -164,17 +160,13 @@ func (s *Server) get(ctx context.Context, in *inGet) (*reply[api.Sandbox], error
 		over := wctx.Err() == context.DeadlineExceeded
 		stop()
 		if err == nil {
-			return &reply[api.Sandbox]{Body: api.NewSandbox(sb)}, nil
+			return sandboxReply(sb, nil)
 		}
 		if !over {
 			return nil, edge.StreamError(ctx, err)
 		}
 	}
-	sb, err := s.m.Get(ctx, in.ID)
-	if err != nil {
-		return nil, err
-	}
-	return &reply[api.Sandbox]{Body: api.NewSandbox(sb)}, nil
+	return sandboxReply(s.m.Get(ctx, in.ID))
 }
 
 func durationIn(name, v string, def, most time.Duration) (time.Duration, error) {
@@ -186,30 +178,23 @@ func durationIn(name, v string, def, most time.Duration) (time.Duration, error) 
 		return 0, err
 	}
 	if d <= 0 || d.Std() > most {
-		return 0, sandboxer.E(sandboxer.Invalid, nil, "%s is %s; want more than 0 and at most %s", name, d, most)
+		return 0, sandboxer.E(sandboxer.Invalid, nil, "%s is %s; want more than 0 and at most %s", name, d, most).
+			WithHint("give a shorter time, such as 30s, and ask again when it is over")
 	}
 	return d.Std(), nil
 }
 
 func (s *Server) extend(ctx context.Context, in *InRef, b api.ExtendSandbox) (*reply[api.Sandbox], error) {
-	sb, err := s.m.Extend(ctx, in.ID, b)
-	if err != nil {
-		return nil, err
-	}
-	return &reply[api.Sandbox]{Body: api.NewSandbox(sb)}, nil
+	return sandboxReply(s.m.Extend(ctx, in.ID, b))
 }
 
 func (s *Server) setNetwork(ctx context.Context, in *InRef, p sandboxer.NetworkPolicy) (*reply[api.Sandbox], error) {
-	sb, err := s.m.SetNetwork(ctx, in.ID, p)
-	if err != nil {
-		return nil, err
-	}
-	return &reply[api.Sandbox]{Body: api.NewSandbox(sb)}, nil
+	return sandboxReply(s.m.SetNetwork(ctx, in.ID, p))
 }
 
 type inDestroy struct {
 	InRef
-	Wait bool `query:"wait" default:"true" doc:"Answer when nothing is left, not as soon as the order is written down"`
+	Wait bool `query:"wait" default:"true" doc:"Answer when the sandbox is removed completely, not as soon as the request is recorded"`
 }
 
 // destroy answers 200 when the sandbox is gone and 202 while its teardown goes on.
@@ -267,8 +252,5 @@ func (s *Server) destroyed(ctx context.Context, ref string, wait bool) (*sandbox
 
 func (s *Server) stats(ctx context.Context, in *InRef) (*reply[api.Stats], error) {
 	st, err := s.m.Stats(ctx, in.ID)
-	if err != nil {
-		return nil, err
-	}
-	return &reply[api.Stats]{Body: api.NewStats(st)}, nil
+	return replied(api.NewStats, st, err)
 }

@@ -1,6 +1,6 @@
 // Package server is the REST interface, a door of package edge: it decodes, calls the
-// manager and translates what comes back. It has no rule of its own about sandboxes. The
-// types it speaks, and their description, are package api's.
+// manager and translates the results. It has no rule of its own about sandboxes. Package
+// api has the types it speaks, and their description.
 package server
 
 import (
@@ -21,14 +21,11 @@ type Options struct {
 	Version string // of the program
 	Owner   string // name of the installation
 	Data    string // data directory, shown to administrators
-	// WentBack is when the database was last found to be older than it had been; zero if it
-	// never was.
-	WentBack time.Time
 	// PortURL returns the address of a port of a sandbox: by a name of its own, or below
-	// base, the server's own address, which is nil where it listens on none over TCP; ""
+	// base, the server's own address, which is nil if it does not listen over TCP; ""
 	// if there is none. nil: there never is.
 	PortURL func(base *url.URL, id string, port int, token sandboxer.Secret) string
-	// Reload reads the profiles anew, for administrators; nil where that cannot be done.
+	// Reload reads the profiles again, for administrators; nil if the server cannot do that.
 	Reload func(context.Context) (api.Reload, error)
 	// Metrics is shared with the composition root, which gives its methods to the
 	// backends, the manager and the edge. nil makes one.
@@ -68,5 +65,5 @@ func New(m *manager.Manager, opts Options) *Server {
 	return s
 }
 
-// Door is the server as a door of an edge: whatever is no other door's is its.
+// Door is the server as a door of an edge: it gets everything that no other door takes.
 func (s *Server) Door() edge.Door { return edge.Door{Name: "REST", Path: "/", Routes: &s.mux} }

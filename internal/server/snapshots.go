@@ -2,7 +2,6 @@ package server
 
 import (
 	"context"
-	"errors"
 	"io"
 	"net/http"
 
@@ -19,36 +18,33 @@ type InSnapshot struct {
 	ID string `path:"id" maxLength:"128" doc:"ID, unique beginning of one (\"snap-\" may be left out), or name"`
 }
 
-// snapshotRoutes registers what has to do with snapshots and pauses.
+// snapshotRoutes registers the routes for snapshots and pauses.
 func (s *Server) snapshotRoutes() {
 	const read, write = sandboxer.ScopeRead, sandboxer.ScopeWrite
 	o := op("pauseSandbox", "POST", "/v1/sandboxes/{id}/pause", write, "sandboxes", "Pause a running sandbox")
-	o.Description += " Pausing what is paused is success. If it cannot be paused it runs on."
+	o.Description += " Pausing a paused sandbox succeeds. If it cannot be paused, it keeps running."
 	routeJSON(s, o, s.pause)
 	o = op("resumeSandbox", "POST", "/v1/sandboxes/{id}/resume", write, "sandboxes", "Resume a paused sandbox")
-	o.Description += " Resuming what runs is success. If it fails the sandbox stays paused."
+	o.Description += " Resuming a running sandbox succeeds. If it fails, the sandbox stays paused."
 	routeJSON(s, o, s.resume)
 	o = op("forkSandbox", "POST", "/v1/sandboxes/{id}/fork", write, "snapshots", "Make copies of a running sandbox")
 	o.Description += " All of them, or none and an error."
 	o.DefaultStatus = http.StatusCreated
 	routeJSON(s, o, s.fork)
 
-	o = op("createSnapshot", "POST", "/v1/sandboxes/{id}/snapshots", write, "snapshots", "Save a running sandbox, which goes on running")
+	o = op("createSnapshot", "POST", "/v1/sandboxes/{id}/snapshots", write, "snapshots", "Save a running sandbox, which keeps running")
 	o.DefaultStatus = http.StatusCreated
-	o.Description += " Answers when it is sealed: read back and verified. The work goes on if the client hangs up."
+	o.Description += " Answers when it is sealed: read back and verified. The work continues if the client hangs up."
 	routeJSON(s, o, s.createSnapshot)
 	route(s, op("listSnapshots", "GET", "/v1/snapshots", read, "snapshots", "List snapshots, newest first"), s.snapshots)
 	route(s, op("getSnapshot", "GET", "/v1/snapshots/{id}", read, "snapshots", "Get a snapshot"), s.snapshot)
 	o = op("dropSnapshot", "DELETE", "/v1/snapshots/{id}", write, "snapshots", "Drop a snapshot")
-	o.Description += " What was restored from it lives on; dropping what is dropped is success."
+	o.Description += " Sandboxes restored from it are not affected; dropping a dropped snapshot succeeds."
 	route(s, o, s.dropSnapshot)
-	o = op("adoptSnapshot", "POST", "/v1/snapshots/{id}/adopt", sandboxer.ScopeAdmin, "operation", "Make a record anew for a snapshot that the database does not know")
-	o.Description += " It is named by its whole ID; the audit lists such."
-	routeJSON(s, o, s.adoptSnapshot)
 	o = op("restoreSnapshot", "POST", "/v1/snapshots/{id}/restore", write, "snapshots", "Make a sandbox from a snapshot")
 	o.DefaultStatus = http.StatusCreated
 	o.Description += " The same Idempotency-Key finds it again."
-	o.Responses["202"] = &huma.Response{Description: "Written down; creating (Prefer: respond-async)", Content: s.content(api.Sandbox{})}
+	o.Responses["202"] = &huma.Response{Description: "Recorded; creating (Prefer: respond-async)", Content: s.content(api.Sandbox{})}
 	routeJSON(s, o, s.restore)
 	route(s, op("diffSnapshots", "GET", "/v1/snapshots/{id}/diff", read, "snapshots", "Compare the files of two portable snapshots"), s.diffSnapshots)
 	o = op("exportSnapshot", "GET", "/v1/snapshots/{id}/export", read, "snapshots", "Read the portable form of a snapshot as one file")
@@ -69,10 +65,7 @@ func (s *Server) resume(ctx context.Context, in *InRef, b api.ResumeSandbox) (*r
 }
 
 func sandboxReply(sb *sandboxer.Sandbox, err error) (*reply[api.Sandbox], error) {
-	if err != nil {
-		return nil, err
-	}
-	return &reply[api.Sandbox]{Body: api.NewSandbox(sb)}, nil
+	return replied(api.NewSandbox, sb, err)
 }
 
 type inFork struct {
@@ -80,7 +73,7 @@ type inFork struct {
 	Key string `header:"Idempotency-Key" maxLength:"255" doc:"One key makes one set of copies, however often it is sent; another body under it is a conflict"`
 }
 
-// request is what a fork asks for in its headers and its body.
+// request is the fork that the headers and the body ask for.
 func (in *inFork) request(b api.ForkSandbox) manager.ForkRequest {
 	b.Key = in.Key
 	return b
@@ -111,8 +104,8 @@ func snapshotReply(ctx context.Context, rec *sandboxer.SnapshotRecord, err error
 	return &reply[api.Snapshot]{Body: newSnapshot(ctx, rec)}, nil
 }
 
-// newSnapshot is what ctx's principal sees of a snapshot. What its parts share with those of
-// other tenants in the store is an administrator's to know.
+// newSnapshot is what ctx's principal sees of a snapshot. Only an administrator sees what its
+// parts share with other tenants' in the store.
 func newSnapshot(ctx context.Context, rec *sandboxer.SnapshotRecord) api.Snapshot {
 	out := api.NewSnapshot(rec)
 	if sandboxer.PrincipalFrom(ctx).Can(sandboxer.ScopeAdmin) {
@@ -140,14 +133,7 @@ func (s *Server) snapshots(ctx context.Context, in *inSnapshots) (*reply[api.Lis
 		q.Purposes = []sandboxer.SnapshotPurpose{"", sandboxer.ForPause, sandboxer.ForFork}
 	}
 	recs, next, err := s.m.Snapshots(ctx, q)
-	if err != nil {
-		return nil, err
-	}
-	items := make([]api.Snapshot, len(recs))
-	for i, rec := range recs {
-		items[i] = newSnapshot(ctx, rec)
-	}
-	return listOf(items, next), nil
+	return listed(func(rec *sandboxer.SnapshotRecord) api.Snapshot { return newSnapshot(ctx, rec) }, recs, next, err)
 }
 
 func (s *Server) snapshot(ctx context.Context, in *InSnapshot) (*reply[api.Snapshot], error) {
@@ -160,18 +146,13 @@ func (s *Server) dropSnapshot(ctx context.Context, in *InSnapshot) (*reply[api.S
 	return snapshotReply(ctx, rec, err)
 }
 
-func (s *Server) adoptSnapshot(ctx context.Context, in *InSnapshot, b api.AdoptSnapshot) (*reply[api.Snapshot], error) {
-	rec, err := s.m.AdoptSnapshot(ctx, in.ID, b)
-	return snapshotReply(ctx, rec, err)
-}
-
 type inRestore struct {
 	InSnapshot
 	Key    string `header:"Idempotency-Key" maxLength:"255" doc:"One key makes one sandbox, however often it is sent; another body under it is a conflict"`
-	Prefer string `header:"Prefer" doc:"respond-async: answer 202 as soon as the order is written down"`
+	Prefer string `header:"Prefer" doc:"respond-async: answer 202 as soon as the request is recorded"`
 }
 
-// request is what a restore asks for in its headers and its body.
+// request is the restore that the headers and the body ask for.
 func (in *inRestore) request(b api.RestoreSnapshot) manager.RestoreRequest {
 	b.Key, b.NoWaiting = in.Key, prefersAsync(in.Prefer)
 	return b
@@ -183,20 +164,12 @@ func (s *Server) restore(ctx context.Context, in *inRestore, b api.RestoreSnapsh
 	if err != nil {
 		return nil, err
 	}
-	out := place(sb)
-	out.Status = http.StatusCreated
-	if req.NoWaiting {
-		out.Applied = "respond-async"
-		if sb.State == sandboxer.Creating {
-			out.Status = http.StatusAccepted
-		}
-	}
-	return out, nil
+	return recorded(sb, http.StatusCreated, req.NoWaiting), nil
 }
 
 type inDiff struct {
 	InSnapshot
-	To string `query:"to" required:"true" maxLength:"128" doc:"The snapshot to compare with: what is only there was added"`
+	To string `query:"to" required:"true" maxLength:"128" doc:"The snapshot to compare with: files that only it has were added"`
 }
 
 func (s *Server) diffSnapshots(ctx context.Context, in *inDiff) (*reply[api.SnapshotDiff], error) {
@@ -224,33 +197,12 @@ func (s *Server) exportSnapshot(ctx context.Context, in *InSnapshot) (*huma.Stre
 		pr.CloseWithError(io.ErrClosedPipe)
 		<-done
 	}
-	// The first piece is read before anything is answered: what fails there still
-	// gets its proper answer.
-	buf := make([]byte, 128<<10)
-	n, err := io.ReadAtLeast(pr, buf, 1)
-	if err != nil && err != io.EOF {
-		defer end()
-		return nil, edge.StreamError(sctx, err)
-	}
-	return streamed(ctx, func(w http.ResponseWriter, _ *http.Request) {
-		defer end()
-		w.Header().Set("Content-Type", "application/octet-stream")
-		w.Header().Set("Content-Disposition", `attachment; filename="snapshot.tar.zst"`)
-		_, err := w.Write(buf[:n])
-		if err == nil {
-			_, err = io.CopyBuffer(struct{ io.Writer }{w}, struct{ io.Reader }{pr}, buf)
-		}
-		if err != nil && !errors.Is(err, io.EOF) {
-			edge.Problem(ctx, edge.StreamError(sctx, err)) // to the log
-			http.NewResponseController(w).Flush()
-			panic(http.ErrAbortHandler) // the client must not take the part for the whole
-		}
-	}), nil
+	return poured(ctx, sctx, pr, `attachment; filename="snapshot.tar.zst"`, end)
 }
 
 type inImport struct {
 	Name    string   `query:"name" doc:"Unique among the tenant's snapshots"`
-	Profile string   `query:"profile" doc:"What it is restored as, where the one it was made of does not exist here"`
+	Profile string   `query:"profile" doc:"Profile to restore it on, if its own does not exist here"`
 	Accept  []string `query:"accept,explode" doc:"A signer to be trusted this once, as the refusal named it; repeat it for several"`
 }
 

@@ -43,8 +43,8 @@ func (v endlessStore) Export(_ context.Context, _ string, w io.Writer) error {
 	return err
 }
 
-// TestWhoTakesNothing: what is sent to somebody who does not read ends when its time is over,
-// and what is behind it is free again, whichever way it came.
+// TestWhoTakesNothing: data for a client that does not read is dropped after its time limit,
+// and its resources are free again, whatever the transport.
 func TestWhoTakesNothing(t *testing.T) {
 	shut := make(chan string, 1)
 	x := &scripted{

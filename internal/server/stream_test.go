@@ -113,7 +113,7 @@ func silent(t *testing.T, x *scripted, path, protocol string, first []byte) {
 	}
 }
 
-// TestSilentClients: both kinds of stream end when nobody is there any more.
+// TestSilentClients: both kinds of stream end when the client is gone.
 func TestSilentClients(t *testing.T) {
 	t.Run("exec", func(t *testing.T) {
 		ended := make(chan struct{})
@@ -748,7 +748,7 @@ func BenchmarkExecEcho(b *testing.B) {
 	}
 }
 
-// Whoever gives a command up is told when it has ended.
+// A client that gives up a command gets a message when it has ended.
 func TestExecCancelWaits(t *testing.T) {
 	var r *rig
 	var ended atomic.Bool

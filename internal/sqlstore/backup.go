@@ -17,7 +17,7 @@ import (
 )
 
 // Backups are files of the data directory: those made before a migration, which are
-// kept, and the regular ones, of which only the newest are.
+// kept, and the regular ones. Only the newest regular ones are kept.
 const (
 	regularPrefix = "sandboxer-backup-"
 	backupSuffix  = ".db"
@@ -32,11 +32,11 @@ type Backup struct {
 }
 
 // BackUp copies the database of dir, which may be in use by another process, into one
-// file: file, or, if that is "", a new one in dir, of which the newest keep are then
+// file: file, or, if that is "", a new one in dir, where the newest keep ones are then
 // kept (0 keeps all). The copy is checked before it appears under its name, and
 // readable by its owner only. Kinds: NotFound without a database, Conflict when file
 // exists, Failed for a database that is damaged, Exhausted when the disk has no room for
-// a copy beside what is kept in reserve.
+// a copy in addition to the reserve.
 func BackUp(ctx context.Context, dir, file string, keep int) (Backup, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
@@ -56,7 +56,7 @@ func BackUp(ctx context.Context, dir, file string, keep int) (Backup, error) {
 	case errors.Is(err, fs.ErrNotExist):
 		return Backup{}, sandboxer.E(sandboxer.NotFound, err, "the data directory %s has no database", dir)
 	case err != nil:
-		return Backup{}, sandboxer.E(sandboxer.Unavailable, err, "cannot look at the database %s", db)
+		return Backup{}, sandboxer.E(sandboxer.Unavailable, err, "cannot inspect the database %s", db)
 	}
 	if free, err := freeBytes(file); err == nil && free < st.Size()+slack {
 		return Backup{}, sandboxer.E(sandboxer.Exhausted, nil, "the disk has %d bytes left, too few for a backup of %d", free, st.Size()).
@@ -77,7 +77,7 @@ func BackUp(ctx context.Context, dir, file string, keep int) (Backup, error) {
 	}
 	st, err = os.Stat(file)
 	if err != nil {
-		return Backup{}, sandboxer.E(sandboxer.Unavailable, err, "cannot look at the backup %s", file)
+		return Backup{}, sandboxer.E(sandboxer.Unavailable, err, "cannot inspect the backup %s", file)
 	}
 	return Backup{File: file, At: at, Size: st.Size()}, nil
 }
@@ -105,7 +105,7 @@ func copyDatabase(ctx context.Context, file, draft string) error {
 	return verify(ctx, draft)
 }
 
-// verify reads all of a backup, which nobody else uses. Failed says what is wrong.
+// verify reads all of a backup, which no other process uses. Failed says what is wrong.
 func verify(ctx context.Context, file string) error {
 	bad := func(cause error) error {
 		return sandboxer.E(sandboxer.Failed, cause, "%s is damaged or not a backup of sandboxer's database", file).
@@ -169,9 +169,9 @@ func prune(dir string, keep int) error {
 	return nil
 }
 
-// Restore puts a backup in the place of the database of dir; backup "" means the
-// newest that is whole. What stood there is kept beside it, with the suffix that
-// Restore returns, or "" if nothing did. A crash in between leaves a directory that
+// Restore replaces the database of dir by a backup; backup "" means the
+// newest valid one. The former database is kept next to it, with the suffix that
+// Restore returns, or "" if there was none. A crash in between leaves a directory that
 // OpenSQLite refuses and Restore can be repeated on. Kinds: Conflict when a process uses
 // dir, NotFound without a backup, Failed for one that is damaged.
 func Restore(ctx context.Context, dir, backup string) (restored, suffix string, err error) {
@@ -203,7 +203,7 @@ func Restore(ctx context.Context, dir, backup string) (restored, suffix string, 
 		}
 		if backup == "" {
 			return "", "", sandboxer.E(sandboxer.NotFound, nil, "the data directory %s holds no backup", dir).
-				WithHint("name one of your own: sandboxer backup restore FILE")
+				WithHint("name a backup of your own: sandboxer backup restore FILE")
 		}
 	}
 	file, draft := filepath.Join(dir, dbFile), filepath.Join(dir, newDBFile)
@@ -226,7 +226,7 @@ func Restore(ctx context.Context, dir, backup string) (restored, suffix string, 
 	if !moved {
 		suffix = ""
 	}
-	// Restored pages are not in WAL mode; OpenSQLite brings them there.
+	// A restored database is not in WAL mode; OpenSQLite switches it.
 	return backup, suffix, publish(draft, file)
 }
 

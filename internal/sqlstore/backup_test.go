@@ -21,7 +21,7 @@ func files(t *testing.T, dir, pattern string) []string {
 }
 
 // TestBackup backs up a database that is being written, keeps the newest, and walks the
-// way back that docs/operate.md tells.
+// way back that docs/how-to/back-up-and-restore.md tells.
 func TestBackup(t *testing.T) {
 	dir := t.TempDir()
 	s := openTest(t, dir)

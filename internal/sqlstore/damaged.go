@@ -29,12 +29,12 @@ func (k *recordKind[T]) decodeOrLeft(ctx context.Context, s *Store, r *row) *T {
 // damaged is the error for a record asked for by name.
 func (k *recordKind[T]) damaged(key recordKey, cause error) error {
 	return sandboxer.E(sandboxer.Failed, cause, "the record of %s is damaged", k.title(key)).
-		WithHint("get rid of it with: %s %s; or restore the database from a backup: sandboxer backup restore", k.remove, key.id)
+		WithHint("remove it with: %s %s; or restore the database from a backup: sandboxer backup restore", k.remove, key.id)
 }
 
-// salvage is page for a damaged database: it takes the records one by one, so that only
-// those on a page that cannot be read are missed. Those it returns as damaged, if f
-// selects them as far as can be told. before is 0 for the first page.
+// salvage is page for a damaged database: it reads the records one by one, so that only
+// those on an unreadable page are missing. It returns those as damaged if f
+// selects them as far as is known. before is 0 for the first page.
 func (k *recordKind[T]) salvage(ctx context.Context, s *Store, f filter, before int64, limit int) (items []*T, next string, err error) {
 	type place struct {
 		seq int64

@@ -9,7 +9,7 @@ import (
 )
 
 // remoteFilesystems are those on which locks and shared memory cannot be trusted,
-// by the magic number statfs reports. FUSE is among them because nothing tells an
+// by the magic number that statfs reports. FUSE is among them because nothing distinguishes an
 // SSH mount from a local one.
 var remoteFilesystems = map[int64]string{
 	unix.NFS_SUPER_MAGIC:   "NFS",
@@ -37,7 +37,7 @@ func remoteFilesystem(dir string) (string, error) {
 	return remoteFilesystems[int64(uint32(st.Type))], nil
 }
 
-// freeBytes returns what this process may still write beside path.
+// freeBytes returns how much this process may still write to the file system of path.
 func freeBytes(path string) (int64, error) {
 	var st unix.Statfs_t
 	if err := statfs(filepath.Dir(path), &st); err != nil {

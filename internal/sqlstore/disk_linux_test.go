@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -103,8 +104,8 @@ func TestDiskFull(t *testing.T) {
 		t.Fatalf("creating on a full disk: %v; want exhausted with a hint", err)
 	}
 	t.Logf("%d sandboxes fitted before the disk was full", len(all))
-	if _, err := os.Stat(reserve); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("the reserve was not given up: %v", err)
+	if st, err := os.Stat(reserve); err != nil || st.Size() != options.Reserve/8 {
+		t.Errorf("the reserve was not given up but for what one write may need: %v", err)
 	}
 
 	// A restart on the full disk changes nothing.
@@ -176,7 +177,7 @@ func TestDiskFullWithoutReserve(t *testing.T) {
 	}
 }
 
-// TestOpenOnFullDisk fills the disk while nobody uses the database.
+// TestOpenOnFullDisk fills the disk while the database is not in use.
 func TestOpenOnFullDisk(t *testing.T) {
 	dir := smallDisk(t, 40)
 	data := filepath.Join(dir, "data")
@@ -203,6 +204,92 @@ func TestOpenOnFullDisk(t *testing.T) {
 	}
 	if err := s.CreateSandbox(t.Context(), benchSandbox("b"), sandboxer.Writes{}); sandboxer.KindOf(err) != sandboxer.Exhausted {
 		t.Errorf("creating on a full disk: %v; want exhausted", err)
+	}
+}
+
+// TestFullDiskTakesReserve: others take whatever the reserve gives up, and a server is
+// killed. The next one starts, ends what is there, and refuses what is new.
+func TestFullDiskTakesReserve(t *testing.T) {
+	dir := smallDisk(t, 40)
+	data := filepath.Join(dir, "data")
+	options := Options{Reserve: 8 << 20}
+	s, err := OpenSQLite(t.Context(), data, options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []*sandboxer.Sandbox
+	for i := range 600 {
+		sb := benchSandbox(fmt.Sprint("s", i))
+		if err := s.CreateSandbox(t.Context(), sb, sandboxer.Writes{}); err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, sb)
+	}
+	// The files as they are at a kill: the log has what the database does not.
+	killed := func() {
+		t.Helper()
+		fillDisk(t, dir)
+		files := map[string][]byte{}
+		for _, name := range []string{dbFile, dbFile + "-wal", markFile} {
+			if files[name], err = os.ReadFile(filepath.Join(data, name)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Remove(filepath.Join(dir, "filler")); err != nil {
+			t.Fatal(err)
+		}
+		for name, content := range files {
+			if err := os.WriteFile(filepath.Join(data, name), content, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		fillDisk(t, dir)
+		if s, err = OpenSQLite(t.Context(), data, options); err != nil {
+			t.Fatalf("the start: %v", err)
+		}
+		fillDisk(t, dir)
+		for n := 0; err == nil && n < 10_000; n++ { // the log may have room
+			err = s.CreateSandbox(t.Context(), benchSandbox(sandboxer.NewID()), sandboxer.Writes{})
+		}
+		if sandboxer.KindOf(err) != sandboxer.Exhausted {
+			t.Fatalf("creating on a full disk: %v; want exhausted", err)
+		}
+		fillDisk(t, dir)
+	}
+	defer func() { s.Close() }()
+	for range 3 {
+		killed()
+		for range 20 {
+			if err := end(t, s, all[0]); err != nil {
+				t.Fatalf("destroying on a full disk: %v", err)
+			}
+			all = all[1:]
+			fillDisk(t, dir)
+		}
+	}
+	// Without a reserve a server starts, and says so.
+	if err := os.Remove(filepath.Join(data, reserveFile)); err != nil {
+		t.Fatal(err)
+	}
+	killed()
+	for err = nil; err == nil && len(all) > 0; all = all[1:] {
+		err = end(t, s, all[0])
+	}
+	if sandboxer.KindOf(err) != sandboxer.Exhausted || !strings.Contains(err.Error(), "used up") {
+		t.Errorf("without room: %v", err)
+	}
+	killed()
+	if _, err := s.Sandbox(t.Context(), all[len(all)-1].ID); err != nil {
+		t.Errorf("reading: %v", err)
+	}
+	if err := os.Remove(filepath.Join(dir, "filler")); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.CreateSandbox(t.Context(), benchSandbox("late"), sandboxer.Writes{}); err != nil {
+		t.Errorf("creating with room: %v", err)
 	}
 }
 

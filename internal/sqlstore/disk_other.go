@@ -22,7 +22,7 @@ func remoteFilesystem(dir string) (string, error) {
 	return "", nil
 }
 
-// freeBytes returns what this process may still write beside path.
+// freeBytes returns how much this process may still write to the file system of path.
 func freeBytes(path string) (int64, error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(filepath.Dir(path), &st); err != nil {

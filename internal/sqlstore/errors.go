@@ -34,9 +34,9 @@ func isCorrupt(err error) bool {
 }
 
 // isDamage reports whether err, met while opening the database in file, says that its
-// content is not what it should be. Not all of that has a code of its own: a header that
-// asks for another format is answered with an ordinary error, or as if one might not
-// write.
+// content is damaged. Not all damage has a code of its own: for a header that
+// asks for another format SQLite returns an ordinary error, or one as if the database were
+// read-only.
 func isDamage(err error, file string) bool {
 	var own *sandboxer.Error
 	if errors.As(err, &own) {
@@ -72,10 +72,11 @@ func wrap(err error, what string) error {
 		return err
 	}
 	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
-		return sandboxer.E(sandboxer.KindOf(err), err, "could not %s: the caller left or the time was up", what)
+		return sandboxer.E(sandboxer.KindOf(err), err, "could not %s: the caller left or the time ran out", what)
 	}
 	if isFull(err) {
-		return errFull(err)
+		return sandboxer.E(sandboxer.Exhausted, err, "could not %s: the disk that holds the broker's data is full, and the space kept in reserve is used up", what).
+			WithHint("free some space on it; until then sandboxes can be listed, and nothing can be changed")
 	}
 	switch code(err) & 0xff {
 	case sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL:
@@ -95,9 +96,10 @@ func wrap(err error, what string) error {
 	return sandboxer.E(sandboxer.Internal, err, "could not %s", what)
 }
 
-func errFull(cause error) error {
-	return sandboxer.E(sandboxer.Exhausted, cause, "the disk that holds the broker's data is full").
-		WithHint("free some space; sandboxes can still be looked at and destroyed, and creating works again by itself")
+// errFull refuses something new while the reserve is used for existing sandboxes.
+func errFull() error {
+	return sandboxer.E(sandboxer.Exhausted, nil, "the disk that holds the broker's data is full").
+		WithHint("free some space; sandboxes can still be listed and destroyed, and creating works again when there is space")
 }
 
 func errClosed() error {

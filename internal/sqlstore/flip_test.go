@@ -65,7 +65,7 @@ func backedUp(t *testing.T) (dir string, pristine []byte) {
 }
 
 // TestDamagedHeader spoils every byte of the header, which says what form the database
-// has. Whatever SQLite makes of that, who starts the server is told of the backup.
+// has. However SQLite reacts, the user who starts the server gets the name of the backup.
 func TestDamagedHeader(t *testing.T) {
 	dir, pristine := backedUp(t)
 	for i := range 100 {

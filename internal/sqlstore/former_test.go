@@ -191,18 +191,18 @@ func TestFormOfDatabase(t *testing.T) {
 	var sb sandboxer.Sandbox
 	fill(reflect.ValueOf(&sb).Elem(), "sandbox")
 	sb.State, sb.Reason, sb.Fault, sb.RestoredAs = sandboxer.Running, sandboxer.ReasonRequested, sandboxer.Timeout, sandboxer.SnapshotNative
-	sb.Pause.Depth, sb.Pause.Cause, sb.Unconfirmed = sandboxer.PauseDisk, sandboxer.ReasonExpired, sandboxer.Unasked
+	sb.Pause.Depth, sb.Pause.Cause, sb.Unconfirmed = sandboxer.PauseDisk, sandboxer.ReasonExpired, sandboxer.Claimed
 	fillSpec(&sb.Spec)
 	compattest.CheckSamples(t, "database-sandbox", &sb, func(data []byte) (any, error) {
 		return sandboxes.decode(&row{recordKey: recordKey{"id", 1}, version: 1, data: data, handleData: sb.Handle.Data})
-	})
+	}, "confirmed_at")
 	var rec sandboxer.SnapshotRecord
 	fill(reflect.ValueOf(&rec).Elem(), "snapshot")
 	rec.Kind, rec.Purpose, rec.State = sandboxer.SnapshotBoth, sandboxer.ForPause, sandboxer.SnapshotSealed
 	fillSpec(&rec.Spec)
 	compattest.CheckSamples(t, "database-snapshot", &rec, func(data []byte) (any, error) {
 		return snapshots.decode(&row{recordKey: recordKey{id: "id"}, version: 1, data: data})
-	})
+	}, "unconfirmed")
 }
 
 func fillSpec(s *sandboxer.Spec) {

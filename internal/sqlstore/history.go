@@ -8,7 +8,7 @@ import (
 )
 
 const (
-	// What is still on hold for a sandbox keeps it, so that the audit can name it.
+	// A sandbox with an open hold is kept, so that the audit can name it.
 	oldSandboxes = `SELECT seq, id, generation FROM sandboxes WHERE state = 'terminated' AND ended_at < ?
 AND NOT EXISTS (SELECT 1 FROM open_holds h WHERE h.tenant = sandboxes.tenant AND h.sandbox_id = sandboxes.id AND h.generation = sandboxes.generation)
 ORDER BY ended_at, seq LIMIT ?`
@@ -45,8 +45,8 @@ func (s *Store) ForgetHistory(ctx context.Context, t time.Time, limit int) (remo
 	return removed, err
 }
 
-// ForgetIdempotencyKeys removes keys recorded before t, some at a time, so that nobody
-// waits long behind it.
+// ForgetIdempotencyKeys removes keys recorded before t, some at a time, so that no other
+// write waits long behind it.
 func (s *Store) ForgetIdempotencyKeys(ctx context.Context, t time.Time) error {
 	for {
 		var n int64

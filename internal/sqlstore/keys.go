@@ -15,6 +15,8 @@ VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING`
 
 	selectIdempotencyKey = `SELECT tenant, key, digest, sandbox_id, generation, at FROM idempotency_keys WHERE tenant = ? AND key = ?`
 
+	freeIdempotencyKey = `DELETE FROM idempotency_keys WHERE tenant = ? AND key = ? AND sandbox_id = ? AND generation = ?`
+
 	deleteIdempotencyKeys = `DELETE FROM idempotency_keys WHERE (tenant, key) IN
 (SELECT tenant, key FROM idempotency_keys WHERE at < ? LIMIT ?)`
 
@@ -32,6 +34,11 @@ func (t *tx) putIdempotencyKey(k sandboxer.IdempotencyKey) error {
 	if err == nil && n == 0 {
 		err = sandboxer.E(sandboxer.Conflict, nil, "the idempotency key %q was used before", k.Key)
 	}
+	return err
+}
+
+func (t *tx) freeIdempotencyKey(k sandboxer.IdempotencyKey) error {
+	_, err := t.exec(freeIdempotencyKey, k.Tenant, k.Key, k.SandboxID, k.Generation)
 	return err
 }
 

@@ -27,9 +27,9 @@ ON CONFLICT (tenant, sandbox_id, generation) DO UPDATE SET amount = open_holds.a
 	tenantBalance = `SELECT balance FROM balances WHERE tenant = ?`
 )
 
-// putEntries adds the entries whose key is new. One that was used for the same booking
-// is skipped, for another it is a Conflict. With cover it fails with NoCredit if that
-// leaves one of their tenants owing.
+// putEntries adds the entries whose key is new. A key that was used for the same booking
+// is skipped; for another booking it is a Conflict. With cover it fails with NoCredit if that
+// leaves one of their tenants in debt.
 func (t *tx) putEntries(entries []sandboxer.Entry, cover bool) error {
 	for _, e := range entries {
 		if e.Key == "" || e.Tenant == "" {
@@ -91,7 +91,7 @@ func (t *tx) putEntries(entries []sandboxer.Entry, cover bool) error {
 	return nil
 }
 
-// sameEntry checks that what stands under e's key is what e books.
+// sameEntry checks that the entry under e's key is equal to e.
 func (t *tx) sameEntry(e sandboxer.Entry) error {
 	var have sandboxer.Entry
 	found, err := t.row(entryByKey, []any{e.Key}, &have.Tenant, &have.SandboxID, &have.Generation, &have.Type, &have.Amount)
@@ -104,7 +104,7 @@ func (t *tx) sameEntry(e sandboxer.Entry) error {
 	return nil
 }
 
-// overflow recognizes a sum that no integer holds any more.
+// overflow recognizes a sum that does not fit into an integer.
 func overflow(err error, e sandboxer.Entry) error {
 	if code(err) == sqlite3.SQLITE_CONSTRAINT_DATATYPE {
 		return sandboxer.E(sandboxer.Invalid, err, "the amount %s of entry %q is too large for the ledger", e.Amount, e.Key)

@@ -24,7 +24,7 @@ func lockDir(dir string) (*os.File, error) {
 	if err != nil {
 		return nil, sandboxer.E(sandboxer.Unavailable, err, "cannot open the lock file of the data directory %s", dir)
 	}
-	// The lock lasts as long as the file is open, which is all that is wanted of it.
+	// The lock lasts as long as the file is open, and nothing else is needed of it.
 	_, err = filelock.TryFile(f, filelock.Exclusive)
 	if errors.Is(err, filelock.ErrHeld) {
 		defer f.Close()
@@ -50,7 +50,7 @@ func lockDir(dir string) (*os.File, error) {
 }
 
 // holder reads who has the lock. Between taking the lock and writing its name a
-// holder is unknown for a moment, and an older one may still stand there.
+// holder is unknown for a moment, and the file may still name an older one.
 func holder(f *os.File) (pid int, command string) {
 	for range 20 {
 		b, _ := io.ReadAll(io.NewSectionReader(f, 0, 4096))
@@ -64,7 +64,7 @@ func holder(f *os.File) (pid int, command string) {
 	return 0, ""
 }
 
-// commandLine is how this process is called, on one short line.
+// commandLine is the command line of this process, on one short line.
 func commandLine() string {
 	args := append([]string{filepath.Base(os.Args[0])}, os.Args[1:]...)
 	line := strings.Join(strings.Fields(strings.Join(args, " ")), " ")

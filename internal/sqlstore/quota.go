@@ -9,8 +9,8 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// The sums say how much of a resource the rows of live records are; where a record is
-// damaged, what cannot be read counts as nothing.
+// The sums say how much of a resource the rows of live records use; an unreadable value of
+// a damaged record counts as nothing.
 var (
 	sandboxSums = map[sandboxer.Resource]string{
 		sandboxer.QuotaSandboxes: `count(*)`,
@@ -24,7 +24,7 @@ THEN data ->> '$.spec.image' END)`,
 	}
 )
 
-// quotaUseQuery returns the query of what one tenant has of one resource. The expression over
+// quotaUseQuery returns the query for one tenant's use of one resource. The expression over
 // tenant keeps the planner from the index of all that a tenant ever had.
 func quotaUseQuery(r sandboxer.Resource) string {
 	if sum, ok := sandboxSums[r]; ok {
@@ -36,7 +36,7 @@ func quotaUseQuery(r sandboxer.Resource) string {
 	return ""
 }
 
-// quotaUse returns what q's tenant has of that of which q bounds something.
+// quotaUse returns how much q's tenant uses of each resource that q bounds.
 func (t *tx) quotaUse(q *sandboxer.TenantQuota) (sandboxer.Amounts, error) {
 	if q == nil {
 		return nil, nil
@@ -69,7 +69,7 @@ func (s *Store) QuotaUse(ctx context.Context, q sandboxer.QuotaUseQuery) (items 
 	}{{"sandboxes", "state <> 'terminated'", sandboxSums}, {"snapshots", "state <> 'dropped'", snapshotSums}} {
 		var f filter
 		f.add(of.live)
-		f.add("tenant <> ''") // what waits in a pool is nobody's
+		f.add("tenant <> ''") // a pooled sandbox has no tenant
 		if q.Tenant != "" {
 			f.add("tenant || '' = ?", q.Tenant)
 		}

@@ -10,26 +10,26 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/strictjson"
 )
 
-// A recordKind describes the records of one table: all that reading them needs, also
-// when they are damaged. A record is a JSON document; what is searched by, or must not go
-// into the document, is in columns beside it.
+// A recordKind describes the records of one table: all that is needed to read them, even
+// if they are damaged. A record is a JSON document; values to search by, and values that must not go
+// into the document, are in columns next to it.
 type recordKind[T any] struct {
 	table  cursor // also the kind of its cursors
 	read   string // selects rows, as row has them; conditions follow
 	update string // writes what values returns over the row of a version, which follows
 
 	// index selects seq, ID and generation of every record, newest first, from the index
-	// alone: that lies on other pages than the records. Only the index has the columns in
-	// this order, so that it is what is scanned.
+	// alone: the index is on other pages than the records. Only the index has the columns in
+	// this order, so that SQLite scans it.
 	index   string
 	latest  string // selects the latest generation of an ID from the index; "" without generations
 	columns string // selects, for a record named by ID, or ID and generation, what remains scans
 
-	complete func(item *T, r *row) error // adds to a decoded document what is beside it; an error means damage
+	complete func(item *T, r *row) error // adds the other columns to a decoded document; an error means damage
 	values   func(*T) ([]any, error)
 
-	// remains returns the record that stands for one that is damaged, and where what its
-	// columns say goes.
+	// remains returns the record that stands for a damaged one, and the destinations of
+	// its columns.
 	remains func(k recordKey, cause error) (item *T, columns []any)
 	title   func(recordKey) string // in messages
 	remove  string                 // the command that gets rid of one
@@ -73,8 +73,8 @@ func (k *recordKind[T]) decode(r *row) (*T, error) {
 	return item, nil
 }
 
-// one reads the record that the query selects for key. With the error about a damaged one
-// comes what is left of it.
+// one reads the record that the query selects for key. The error about a damaged one
+// comes with what is left of it.
 func (k *recordKind[T]) one(ctx context.Context, s *Store, query string, key recordKey) (*T, error) {
 	var r row
 	found, err := s.row(ctx, query, key.args(), r.dest()...)
@@ -110,7 +110,7 @@ func (k *recordKind[T]) page(ctx context.Context, s *Store, f filter, after stri
 	limit = pageSize(limit)
 	found := make([]row, 0, limit)
 	items = make([]*T, limit)
-	// Decoding costs more than reading, so it is done beside it.
+	// Decoding costs more than reading, so it runs concurrently.
 	const chunk = 128
 	var decode sync.WaitGroup
 	decodeFrom := func(lo int) {

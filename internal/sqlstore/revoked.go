@@ -19,8 +19,8 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/wholefile"
 )
 
-// revokedFile lists the API keys that were revoked, one a line, each with a checksum. A
-// database that is restored from a backup does not bring them back.
+// revokedFile lists the API keys that were revoked, one per line, each with a checksum. A
+// database that is restored from a backup does not make them valid again.
 const revokedFile = "revoked"
 
 type revocations struct {
@@ -33,8 +33,8 @@ func revokedLine(id string) string {
 	return fmt.Sprintf("%s %08x\n", id, crc32.ChecksumIEEE([]byte(id)))
 }
 
-// openRevocations revokes again what the list in dir has and the database does not know, and
-// adds to the list what it lacks.
+// openRevocations revokes again the keys that the list in dir has and the database does not know, and
+// adds to the list those that it lacks.
 func openRevocations(ctx context.Context, db *sql.DB, dir string, log *slog.Logger) (*revocations, error) {
 	r := &revocations{file: filepath.Join(dir, revokedFile), ids: map[string]bool{}}
 	f, err := os.Open(r.file)

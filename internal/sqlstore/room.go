@@ -2,13 +2,13 @@ package sqlstore
 
 import "github.com/sand-boxer/sandboxer"
 
-// Both are answered by an index alone. What waits in a pool has no tenant.
+// An index alone answers both. A pooled sandbox has no tenant.
 const (
 	extensionRoom = `SELECT count(*) FROM sandboxes WHERE extension = ? AND takes_room = 1`
 	profileRoom   = `SELECT count(*) FROM sandboxes WHERE profile = ? AND takes_room = 1 AND tenant <> ''`
 )
 
-// roomUse counts what of r is bounded.
+// roomUse counts what r bounds.
 func (t *tx) roomUse(r *sandboxer.Room) (use sandboxer.RoomUse, err error) {
 	if r != nil && r.ExtensionMax > 0 {
 		if _, err := t.row(extensionRoom, []any{r.Extension}, &use.Extension); err != nil {

@@ -19,7 +19,7 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 1) ON CONFLICT DO NOTHING`
 	updateSandbox = `UPDATE sandboxes SET tenant = ?, shown_id = ?, name = ?, profile = ?, extension = ?, state = ?, due_at = ?, ended_at = ?, takes_room = ?, labels = ?, data = ?,
 handle_data = ?, sealed_env = ?, version = version + 1 WHERE id = ? AND generation = ? AND version = ?`
 
-	// The index alone answers this, also where the record is damaged.
+	// The index alone answers this, even if the record is damaged.
 	newestShown  = `SELECT id, generation FROM sandboxes WHERE tenant = ? AND shown_id = ? ORDER BY seq DESC LIMIT 1`
 	tenantsShown = `SELECT DISTINCT tenant FROM sandboxes WHERE shown_id = ? ORDER BY tenant LIMIT ?`
 	liveShown    = `SELECT 1 FROM sandboxes WHERE tenant = ? AND shown_id = ? AND state <> 'terminated' AND id <> ?`
@@ -86,7 +86,7 @@ func (s *Store) UpdateSandbox(ctx context.Context, sb *sandboxer.Sandbox, w sand
 		if !found {
 			return noSandbox(sb.ID, sb.Generation)
 		}
-		return sandboxer.E(sandboxer.Conflict, nil, "sandbox %s was changed by somebody else: version %d is stale, it is at %d", sb.Shown(), version, stored)
+		return sandboxer.E(sandboxer.Conflict, nil, "sandbox %s was changed by another request: version %d is stale, it is at %d", sb.Shown(), version, stored)
 	}, w)
 	if err == nil {
 		sb.Version = version + 1
@@ -112,7 +112,7 @@ func (s *Store) SandboxShown(ctx context.Context, tenant, shown string) (*sandbo
 	return sandboxes.one(ctx, s, sandboxGeneration, key)
 }
 
-// TenantsOfShown returns whose sandboxes have, or had, the shown ID.
+// TenantsOfShown returns the tenants whose sandboxes have, or had, the shown ID.
 func (s *Store) TenantsOfShown(ctx context.Context, shown string) (tenants []string, err error) {
 	err = s.rows(ctx, tenantsShown, []any{shown, sandboxer.DefaultPage}, func(rows *sql.Rows) error {
 		var tenant string
@@ -183,7 +183,7 @@ func sandboxValues(sb *sandboxer.Sandbox) ([]any, error) {
 	}
 	r := *sb
 	r.Handle.Data = nil // JSON would reformat it
-	for _, t := range []*time.Time{&r.AbsentSince, &r.UnresponsiveSince, &r.CreatedAt, &r.ProvisionedAt, &r.ReadyAt, &r.ResumedAt, &r.PooledAt, &r.Pause.At, &r.UsedAt, &r.ExpiresAt, &r.RetryAt, &r.EndingAt, &r.EndedAt, &r.ConfirmedAt, &r.Spec.Fuse} {
+	for _, t := range []*time.Time{&r.AbsentSince, &r.UnresponsiveSince, &r.CreatedAt, &r.ProvisionedAt, &r.ReadyAt, &r.ResumedAt, &r.PooledAt, &r.Pause.At, &r.UsedAt, &r.ExpiresAt, &r.RetryAt, &r.EndingAt, &r.EndedAt, &r.Spec.Fuse} {
 		*t = toMicros(*t)
 	}
 	data, err := json.Marshal(&r)
@@ -223,7 +223,7 @@ func noSandbox(id string, generation int) error {
 	return sandboxer.E(sandboxer.NotFound, nil, "there is no generation %d of sandbox %s", generation, id)
 }
 
-// taken says which of what must be unique of sb is another's.
+// taken says which of sb's unique values another record has.
 func (t *tx) taken(sb *sandboxer.Sandbox) error {
 	var one int
 	found, err := t.row(liveShown, []any{sb.Tenant, sb.Shown(), sb.ID}, &one)
@@ -233,7 +233,7 @@ func (t *tx) taken(sb *sandboxer.Sandbox) error {
 	case found:
 		return sandboxer.E(sandboxer.Conflict, nil, "sandbox %s exists", sb.Shown())
 	case sb.Name == "":
-		return sandboxer.E(sandboxer.Conflict, nil, "generation %d of sandbox %s is over: a later one lives", sb.Generation, sb.Shown())
+		return sandboxer.E(sandboxer.Conflict, nil, "generation %d of sandbox %s has ended: a later one is live", sb.Generation, sb.Shown())
 	}
 	return nameTaken(sb)
 }

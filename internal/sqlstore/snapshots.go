@@ -47,7 +47,7 @@ func (t *tx) putSnapshot(r *sandboxer.SnapshotRecord) error {
 	case !found:
 		return noSnapshot(r.ID)
 	case stored != r.Version:
-		return sandboxer.E(sandboxer.Conflict, nil, "snapshot %s was changed by somebody else: version %d is stale, it is at %d", r.ID, r.Version, stored)
+		return sandboxer.E(sandboxer.Conflict, nil, "snapshot %s was changed by another request: version %d is stale, it is at %d", r.ID, r.Version, stored)
 	}
 	_, err = t.exec(updateSnapshot, append(values, r.Version)...)
 	if isTaken(err) {

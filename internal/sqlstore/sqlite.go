@@ -37,7 +37,7 @@ const applicationID = 0x73627872
 // while its log was being restarted.
 const oldestSQLite = "3.51.3"
 
-// DefaultReserve is the space that OpenSQLite keeps back for the day the disk is
+// DefaultReserve is the space that OpenSQLite keeps back for when the disk is
 // full.
 const DefaultReserve = 64 << 20
 
@@ -59,7 +59,7 @@ type Options struct {
 // changed. A database that is damaged or missing is never replaced by an empty one.
 // Kinds: Conflict when another process uses dir (the message says which), Failed
 // when the database is damaged, Invalid for a dir that cannot be used, Exhausted when
-// the disk is full, Unavailable for other trouble with the disk.
+// the disk is full, Unavailable for other disk errors.
 func OpenSQLite(ctx context.Context, dir string, opts Options) (*Store, error) {
 	schema, err := fs.Sub(migrations, "migrations/sqlite")
 	if err != nil {
@@ -89,9 +89,10 @@ func openSQLite(ctx context.Context, dir string, opts Options, schema fs.FS) (*S
 	if err != nil {
 		return nil, err
 	}
-	s, err := openLocked(ctx, dir, opts, schema)
-	if isFull(err) && os.Remove(filepath.Join(dir, reserveFile)) == nil {
-		s, err = openLocked(ctx, dir, opts, schema)
+	s, err := openLocked(ctx, dir, opts, schema, false)
+	for gave := true; isFull(err) && gave; {
+		gave, _ = giveUp(filepath.Join(dir, reserveFile), opts.Reserve)
+		s, err = openLocked(ctx, dir, opts, schema, !gave)
 	}
 	if err != nil {
 		lock.Close()
@@ -104,7 +105,9 @@ func openSQLite(ctx context.Context, dir string, opts Options, schema fs.FS) (*S
 	return s, nil
 }
 
-func openLocked(ctx context.Context, dir string, opts Options, schema fs.FS) (_ *Store, err error) {
+// openLocked opens the database of a directory that this process has locked. frugal says that
+// the disk has no room for a write: then writes that the next start can repeat are left out.
+func openLocked(ctx context.Context, dir string, opts Options, schema fs.FS, frugal bool) (_ *Store, err error) {
 	file := filepath.Join(dir, dbFile)
 	if err := createIfNew(ctx, dir, schema, opts.Beside); err != nil {
 		return nil, err
@@ -129,7 +132,13 @@ func openLocked(ctx context.Context, dir string, opts Options, schema fs.FS) (_ 
 	if err := migrate(ctx, db, dir, schema, opts.Log); err != nil {
 		return nil, err
 	}
-	now, wentBack, err := checkMark(ctx, db, dir, opts.Log)
+	now, wentBack, err := checkMark(ctx, db, dir, opts.Log, frugal)
+	if isFull(err) {
+		// The log can be reused from its beginning.
+		if _, cerr := db.ExecContext(ctx, "PRAGMA wal_checkpoint(PASSIVE)"); cerr == nil {
+			now, wentBack, err = checkMark(ctx, db, dir, opts.Log, frugal)
+		}
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -174,7 +183,7 @@ func open(file, mode, params string, n int) (*sql.DB, error) {
 	return db, nil
 }
 
-// prepareDir makes dir, or makes sure that it is fit for a database and private.
+// prepareDir makes dir, or checks that it is private and fit for a database.
 func prepareDir(dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return sandboxer.E(sandboxer.Invalid, err, "cannot make the data directory %s", dir).
@@ -182,7 +191,7 @@ func prepareDir(dir string) error {
 	}
 	fsName, err := remoteFilesystem(dir)
 	if err != nil {
-		return sandboxer.E(sandboxer.Unavailable, err, "cannot look at the data directory %s", dir)
+		return sandboxer.E(sandboxer.Unavailable, err, "cannot inspect the data directory %s", dir)
 	}
 	if fsName != "" {
 		return sandboxer.E(sandboxer.Invalid, nil, "the data directory %s is on a network file system (%s), where a database gets damaged", dir, fsName).
@@ -190,12 +199,12 @@ func prepareDir(dir string) error {
 	}
 	st, err := os.Stat(dir)
 	if err != nil {
-		return sandboxer.E(sandboxer.Unavailable, err, "cannot look at the data directory %s", dir)
+		return sandboxer.E(sandboxer.Unavailable, err, "cannot inspect the data directory %s", dir)
 	}
 	if st.Mode().Perm()&0o077 == 0 {
 		return nil
 	}
-	// Closing a directory that others use would break what they keep there.
+	// To make a shared directory private would break its other users.
 	names, err := os.ReadDir(dir)
 	if err != nil {
 		return sandboxer.E(sandboxer.Invalid, err, "cannot read the data directory %s", dir)
@@ -223,7 +232,7 @@ func createIfNew(ctx context.Context, dir string, schema fs.FS, beside []string)
 	case err == nil:
 		return nil
 	case !errors.Is(err, fs.ErrNotExist):
-		return sandboxer.E(sandboxer.Unavailable, err, "cannot look at the database %s", file)
+		return sandboxer.E(sandboxer.Unavailable, err, "cannot inspect the database %s", file)
 	}
 	lost := newestBackup(dir) != ""
 	for _, name := range append([]string{dbFile + "-wal", markFile}, beside...) {
@@ -339,16 +348,16 @@ func check(ctx context.Context, db *sql.DB, dir string) error {
 	return nil
 }
 
-// damaged describes a database that must not be used, and the way back.
+// damaged describes a database that must not be used, and how to recover.
 func damaged(dir string, cause error) error {
 	file := filepath.Join(dir, dbFile)
 	backup := newestBackup(dir)
 	if backup == "" {
 		return sandboxer.E(sandboxer.Failed, cause, "the database %s is damaged or not sandboxer's, and the data directory holds no backup of it", file).
-			WithHint("put back a copy of your own; only if nothing that sandboxer made exists any more, move %s away to begin with an empty database", dir)
+			WithHint("put back a copy of your own; move %s away, to begin with an empty database, only if nothing that sandboxer made exists any more", dir)
 	}
 	return sandboxer.E(sandboxer.Failed, cause, "the database %s is damaged or not sandboxer's; its newest backup is %s", file, backup).
-		WithHint("put it in place; what stands there is kept: sandboxer backup restore --data-dir %s %s", dir, backup)
+		WithHint("restore it (the present database is kept): sandboxer backup restore --data-dir %s %s", dir, backup)
 }
 
 // versionAtLeast compares dotted version numbers.
@@ -384,21 +393,21 @@ func migrate(ctx context.Context, db *sql.DB, dir string, schema fs.FS, log *slo
 		return err
 	}
 	if _, err := p.Up(ctx); err != nil {
-		return sandboxer.E(sandboxer.Failed, err, "the database in %s could not be brought from schema %d to %d", dir, have, want).
-			WithHint("nothing is lost: the backup is %s; go on with the former program, and report this", backup)
+		return sandboxer.E(sandboxer.Failed, err, "the database in %s could not be migrated from schema %d to %d", dir, have, want).
+			WithHint("nothing is lost: the backup is %s; continue with the former program, and report this", backup)
 	}
 	log.Info("database migrated", "from", have, "to", want, "backup", backup)
 	return nil
 }
 
-// newer describes a database of a program that is newer than this one, and the two ways out.
+// newer describes a database of a newer program, and the two ways out.
 func newer(dir string, have, want int64) error {
 	err := sandboxer.E(sandboxer.Failed, nil, "the database in %s was written by a newer sandboxer (schema %d; this program knows %d)", dir, have, want)
-	// The upgrade left what the database was before. More than one may have happened.
+	// The upgrade left a copy of the former database. There may have been several upgrades.
 	for schema := want + 1; schema <= have; schema++ {
 		backup := filepath.Join(dir, migrationBackupFile(schema))
 		if _, missing := os.Stat(backup); missing == nil {
-			return err.WithHint("upgrade this program; or go back to what was before, without what was booked since: sandboxer backup restore --data-dir %s %s", dir, backup)
+			return err.WithHint("upgrade this program; or restore the backup from before the upgrade, which loses later records: sandboxer backup restore --data-dir %s %s", dir, backup)
 		}
 	}
 	return err.WithHint("upgrade this program; or restore a backup from before the newer one was used")
@@ -409,8 +418,8 @@ func migrationBackupFile(schema int64) string {
 	return fmt.Sprintf("%s%04d%s", backupPrefix, schema, backupSuffix)
 }
 
-// backUpForMigration copies the database, as it is before migration to schema want, into one
-// file and returns its name. A backup left by a former try at the same migration is
+// backUpForMigration copies the database, as it is before the migration to schema want, into one
+// file and returns its name. A backup left by an earlier attempt at the same migration is
 // replaced.
 func backUpForMigration(ctx context.Context, db *sql.DB, dir string, want int64) (string, error) {
 	file := filepath.Join(dir, migrationBackupFile(want))

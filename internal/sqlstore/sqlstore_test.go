@@ -376,7 +376,7 @@ func TestUnfinishedCreation(t *testing.T) {
 	}
 }
 
-// TestGroup checks that requests of one commit succeed and fail each by itself.
+// TestGroup checks that each request of one commit succeeds and fails separately.
 func TestGroup(t *testing.T) {
 	s := openTest(t, t.TempDir())
 	broken := errors.New("broken")

@@ -1,6 +1,6 @@
 // Package sqlstore keeps the broker's database in SQLite: it implements
 // sandboxer.Store. Writes of concurrent callers share commits (writer.go); reads run
-// beside them on connections of their own.
+// concurrently on connections of their own.
 //
 // SQL is written by hand and kept to what SQLite and Postgres share; what belongs to
 // SQLite alone is in sqlite.go, writer.go and errors.go.
@@ -42,7 +42,7 @@ type Store struct {
 var _ sandboxer.Store = (*Store)(nil)
 
 // Close waits for the writes that were accepted, closes the database and lets other
-// processes have the data directory. Calls that come later fail with Unavailable.
+// processes use the data directory. Later calls fail with Unavailable.
 func (s *Store) Close() error {
 	s.closing.Do(func() {
 		s.closed = wrap(errors.Join(s.writer.stop(), s.marker.stop(), s.readers.Close(), s.db.Close(), s.lock.Close()), "close the database")
@@ -76,6 +76,11 @@ func (s *Store) commit(ctx context.Context, grows bool, do func(*tx) error, w sa
 		if err := do(t); err != nil {
 			return err
 		}
+		if w.FreeKey != nil {
+			if err := t.freeIdempotencyKey(*w.FreeKey); err != nil {
+				return err
+			}
+		}
 		if w.Key != nil {
 			if err := t.putIdempotencyKey(*w.Key); err != nil {
 				return err
@@ -83,6 +88,11 @@ func (s *Store) commit(ctx context.Context, grows bool, do func(*tx) error, w sa
 		}
 		if err := t.putEntries(w.Entries, w.Cover); err != nil {
 			return err
+		}
+		if w.WentBackAccepted {
+			if _, err := t.exec(`UPDATE installation SET went_back_at = 0`); err != nil {
+				return err
+			}
 		}
 		if w.APIKey != nil {
 			if err := t.putAPIKey(*w.APIKey); err != nil {
@@ -174,7 +184,7 @@ func (s *Store) readError(err error) error {
 	}
 }
 
-// withBackupHint adds to an error that says that the database is damaged which backup there is.
+// withBackupHint adds to an error about a damaged database which backup there is.
 func (s *Store) withBackupHint(err error) error {
 	var own *sandboxer.Error
 	if !isCorrupt(err) || !errors.As(err, &own) {
@@ -192,7 +202,7 @@ type filter struct {
 	where []string
 	args  []any
 
-	// A damaged record of which only the ID can be read is selected by that: if it begins
+	// A damaged record whose ID alone can be read is selected by that: if it begins
 	// with idPrefix, and the conditions ask for no owner, origin or name (byColumns).
 	byColumns bool
 	idPrefix  string
@@ -241,7 +251,7 @@ func pageSize(limit int) int {
 }
 
 // A cursor is the place of a row in one kind of list. Its text is opaque to callers
-// and carries a checksum over the kind, so that one made elsewhere is recognized.
+// and carries a checksum over the kind, so that a cursor of another list is recognized.
 type cursor string
 
 const (
@@ -259,7 +269,7 @@ func (c cursor) decode(s string) (seq int64, err error) {
 	b, err := hex.DecodeString(s)
 	if err != nil || len(b) != 12 || s != strings.ToLower(s) || binary.BigEndian.Uint32(b[8:]) != c.sum(b[:8]) {
 		return 0, sandboxer.E(sandboxer.Invalid, nil, "%q is not a cursor of this list", s).
-			WithHint("pass the cursor of the page before exactly as it was given, or none to begin anew")
+			WithHint("pass the cursor of the page before exactly as it was given, or none to start from the first page")
 	}
 	return int64(binary.BigEndian.Uint64(b)), nil
 }
@@ -273,5 +283,5 @@ func micros(t time.Time) int64 { return t.UnixMicro() }
 
 func fromMicros(n int64) time.Time { return time.UnixMicro(n).UTC() }
 
-// toMicros cuts t to what the store keeps.
+// toMicros truncates t to the store's precision.
 func toMicros(t time.Time) time.Time { return fromMicros(micros(t)) }

@@ -20,14 +20,14 @@ import (
 )
 
 // A database that is restored from a backup, copied back, or loses its log looks like any
-// other. What tells is a mark outside of it: which database was used last, and how far
+// other. Therefore a mark outside of it says which database was used last, and how far
 // it had come at least. A database that is another, or is not as far, went back.
 
 // markFile is the mark, in the data directory.
 const markFile = "mark"
 
-// markEvery is how long after a commit the mark is written, and so how much time lies between
-// two writes of it at least. What is lost of less than that is not noticed.
+// markEvery is how long after a commit the mark is written, and so the minimum time between
+// two writes of it. A loss of less than that is not noticed.
 const markEvery = time.Second
 
 // A mark says that the database of the epoch had committed the event of number position.
@@ -36,17 +36,17 @@ type mark struct {
 	position int64
 }
 
-// restoredMark is what no database is as far as: Restore leaves it.
+// restoredMark is a mark that every database is behind: Restore leaves it.
 func restoredMark() mark { return mark{epoch: "restored", position: math.MaxInt64} }
 
-// String is what the file holds: one short line, with a checksum, always of the same length.
+// String is the content of the file: one short line, with a checksum, always of the same length.
 func (m mark) String() string {
 	s := fmt.Sprintf("sandboxer mark 1 %-26s %020d", m.epoch, m.position)
 	return fmt.Sprintf("%s %08x\n", s, crc32.ChecksumIEEE([]byte(s)))
 }
 
-// readMark reads the mark in dir. What cannot be read, or is damaged, is no mark that any
-// database has; ok is false where there is none.
+// readMark reads the mark in dir. An unreadable or damaged mark becomes one that no
+// database matches; ok is false if there is none.
 func readMark(dir string) (m mark, ok bool) {
 	b, err := os.ReadFile(filepath.Join(dir, markFile))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -74,9 +74,10 @@ func writeMark(dir string, m mark) error {
 	return errors.Join(err, f.Sync(), f.Close())
 }
 
-// checkMark compares the database with the mark, begins a new epoch in both, and says whether
-// the database went back: then every living record says that it is unconfirmed.
-func checkMark(ctx context.Context, db *sql.DB, dir string, log *slog.Logger) (now mark, wentBack time.Time, err error) {
+// checkMark compares the database with the mark and begins a new epoch in both. wentBack is when the
+// database was found to have gone back, now or before, unless that was accepted since. If frugal, a
+// database that did not go back keeps its epoch, and nothing is written.
+func checkMark(ctx context.Context, db *sql.DB, dir string, log *slog.Logger, frugal bool) (now mark, wentBack time.Time, err error) {
 	tx, err := db.BeginTx(ctx, nil)
 	if err != nil {
 		return mark{}, time.Time{}, err
@@ -93,7 +94,7 @@ func checkMark(ctx context.Context, db *sql.DB, dir string, log *slog.Logger) (n
 		return mark{}, time.Time{}, err
 	}
 	last, marked := readMark(dir)
-	// A start that was cut short has begun an epoch in the database alone.
+	// An interrupted start has begun an epoch in the database alone.
 	same := marked && last.epoch != "" && (last.epoch == epoch || last.epoch == former) && last.position <= position
 	back := !same && (marked || epoch != "")
 	why := "it is older than the mark"
@@ -108,12 +109,18 @@ func checkMark(ctx context.Context, db *sql.DB, dir string, log *slog.Logger) (n
 		why = "it is not the one that was used last"
 	}
 	now = mark{epoch: rand.Text(), position: position}
+	if frugal && same {
+		if at != 0 {
+			wentBack = fromMicros(at)
+		}
+		return mark{epoch: epoch, position: position}, wentBack, nil
+	}
 	if back {
 		epoch, at = "", time.Now().UnixMicro()
-		if err := unconfirm(ctx, tx); err != nil {
+		if err := markOlder(ctx, tx, fromMicros(at)); err != nil {
 			return mark{}, time.Time{}, err
 		}
-		told := []any{at, "", "", 0, "", string(sandboxer.EventWarning), "", "", "", "start", "the database went back (" + why + "): no deadline in it counts until its backend has confirmed it"}
+		told := []any{at, "", "", 0, "", string(sandboxer.EventWarning), "", "", "", "start", "the database went back (" + why + "): no deadline counts until an administrator accepts it: sandboxer accept"}
 		if err := tx.QueryRowContext(ctx, insertEvent, told...).Scan(&now.position); err != nil {
 			return mark{}, time.Time{}, err
 		}
@@ -125,31 +132,35 @@ func checkMark(ctx context.Context, db *sql.DB, dir string, log *slog.Logger) (n
 		return mark{}, time.Time{}, err
 	}
 	if err := writeMark(dir, now); err != nil {
-		log.Warn("that the database goes back would not be noticed: the mark cannot be written", "file", filepath.Join(dir, markFile), "err", err)
+		log.Warn("a database that goes back would not be noticed: the mark cannot be written", "file", filepath.Join(dir, markFile), "err", err)
 	}
 	if at != 0 {
 		wentBack = fromMicros(at)
 	}
 	if back {
-		log.Warn("the database went back: no deadline in it counts until its backend has confirmed it", "why", why, "event", position)
+		log.Warn("the database went back: no deadline counts until an administrator accepts it: sandboxer accept", "why", why, "event", position)
 	}
 	return now, wentBack, nil
 }
 
-// unconfirm makes every living record say that nobody has asked its backend yet, and
-// every snapshot that was being saved that it may be whole since.
-func unconfirm(ctx context.Context, tx *sql.Tx) error {
-	err := sandboxes.rewrite(ctx, tx, `state NOT IN ('terminating', 'terminated')`, func(sb *sandboxer.Sandbox) { sb.Unconfirmed = sandboxer.Unasked })
-	if err != nil {
-		return err
-	}
-	return snapshots.rewrite(ctx, tx, `state = 'saving' AND purpose = ''`, func(rec *sandboxer.SnapshotRecord) { rec.Unconfirmed = true })
+// markOlder marks the records of sandboxes that waited in a pool: they may be a tenant's since.
+// Running sandboxes count as used at the time at, since their last use is not known.
+func markOlder(ctx context.Context, tx *sql.Tx, at time.Time) error {
+	return sandboxes.rewrite(ctx, tx, `state NOT IN ('terminating', 'terminated')`, func(sb *sandboxer.Sandbox) {
+		switch {
+		case sb.Pool != "" && sb.Tenant == "":
+			sb.Unconfirmed = sandboxer.Claimed
+		case sb.State == sandboxer.Running && sb.UsedAt.Before(at):
+			sb.UsedAt = at
+		}
+	})
 }
 
-// WentBack is when the database was last found to be older than it had been; zero if it never was.
+// WentBack is when the database was found, at this start or an earlier one, to be older than it had
+// been; zero if it never was, or that was accepted before this start (Writes.WentBackAccepted).
 func (s *Store) WentBack() time.Time { return s.wentBack }
 
-// A marker keeps the mark behind what is committed, by about markEvery at most.
+// A marker keeps the mark behind the last commit, by about markEvery at most.
 type marker struct {
 	dir     string
 	log     *slog.Logger
@@ -194,7 +205,7 @@ func (m *marker) run(written int64) {
 		}
 		err := writeMark(m.dir, mark{m.epoch, position})
 		if err != nil && !failed {
-			m.log.Warn("that the database goes back would not be noticed: the mark cannot be written", "file", filepath.Join(m.dir, markFile), "err", err)
+			m.log.Warn("a database that goes back would not be noticed: the mark cannot be written", "file", filepath.Join(m.dir, markFile), "err", err)
 		}
 		if failed = err != nil; !failed {
 			written = position
@@ -207,7 +218,7 @@ func (m *marker) run(written int64) {
 		case <-m.closing:
 			return
 		}
-		// Not at once: what was committed first is seldom all of what somebody waits for, and
+		// Not at once: the first commit is seldom all of what a caller waits for, and
 		// the next commit would wait for the disk twice.
 		t := time.NewTimer(markEvery)
 		select {
@@ -220,16 +231,16 @@ func (m *marker) run(written int64) {
 	}
 }
 
-// stop writes what was reached.
+// stop writes the last position.
 func (m *marker) stop() error {
 	close(m.closing)
 	<-m.stopped
 	return nil
 }
 
-// Bind has the database belong to an installation and its sealing key, the first time, and
-// returns to which it belongs. check must not tell the key; where it is renewed it replaces
-// the one that stands.
+// Bind ties the database to an installation and its sealing key, the first time, and
+// returns what it is tied to. check must not reveal the key; if renewed is set, check replaces
+// the stored one.
 func (s *Store) Bind(ctx context.Context, owner, check string, renewed bool) (ownerOf, checkOf string, err error) {
 	err = s.writer.write(ctx, false, func(t *tx) error {
 		if _, err := t.row(`SELECT owner, key_check FROM installation`, nil, &ownerOf, &checkOf); err != nil {

@@ -17,6 +17,7 @@ import (
 func TestWentBack(t *testing.T) {
 	sandbox := func(id string) (*sandboxer.Sandbox, sandboxer.Writes) {
 		sb := benchSandbox(id)
+		sb.State = sandboxer.Running
 		return sb, sandboxer.Writes{Events: []sandboxer.Event{{At: time.Now(), SandboxID: id, Generation: 1, Tenant: "acme", Type: sandboxer.EventState, To: sandboxer.Creating, Actor: "test"}}}
 	}
 	add := func(t *testing.T, s *Store, ids ...string) {
@@ -152,8 +153,9 @@ func TestWentBack(t *testing.T) {
 			if err := s.UpdateSandbox(t.Context(), b, sandboxer.Writes{}); err != nil {
 				t.Fatal(err)
 			}
-			saving := &sandboxer.SnapshotRecord{ID: "snap-a", Tenant: "acme", State: sandboxer.SnapshotSaving}
-			if err := s.Write(t.Context(), sandboxer.Writes{Snapshots: []*sandboxer.SnapshotRecord{saving}}); err != nil {
+			pooled, w := sandbox("pooled")
+			pooled.Tenant, pooled.Pool, pooled.State = "", "p", sandboxer.Warm
+			if err := s.CreateSandbox(t.Context(), pooled, w); err != nil {
 				t.Fatal(err)
 			}
 			s.Close()
@@ -168,14 +170,14 @@ func TestWentBack(t *testing.T) {
 					t.Errorf("start %d: went back at %s", i, s.WentBack())
 				}
 				a, err := s.Sandbox(t.Context(), "a")
-				if err != nil || (a.Unconfirmed == sandboxer.Unasked) != (c.why != "") {
+				if err != nil || a.UsedAt.Equal(s.WentBack()) != (c.why != "") || a.Unconfirmed != "" {
 					t.Errorf("a living record is %+v, %v", a, err)
 				}
 				if b, err = s.Sandbox(t.Context(), "b"); err != nil || b.Unconfirmed != "" {
 					t.Errorf("a record that ended is %+v, %v", b, err)
 				}
-				if rec, err := s.Snapshot(t.Context(), "snap-a"); err != nil || rec.Unconfirmed != (c.why != "") {
-					t.Errorf("a snapshot that was being saved is %+v, %v", rec, err)
+				if p, err := s.Sandbox(t.Context(), "pooled"); err != nil || (p.Unconfirmed == sandboxer.Claimed) != (c.why != "") {
+					t.Errorf("a record of a pool is %+v, %v", p, err)
 				}
 				events, err := s.Events(t.Context(), sandboxer.EventQuery{})
 				told := 0
@@ -192,6 +194,14 @@ func TestWentBack(t *testing.T) {
 					t.Errorf("a new record is %+v, %v", n, err)
 				}
 				s.Close()
+			}
+			s = openTest(t, dir) // it is accepted, and stays so
+			if err := s.Write(t.Context(), sandboxer.Writes{WentBackAccepted: true}); err != nil {
+				t.Fatal(err)
+			}
+			s.Close()
+			if s = openTest(t, dir); !s.WentBack().IsZero() {
+				t.Errorf("it went back at %s, and was accepted", s.WentBack())
 			}
 		})
 	}

@@ -15,7 +15,7 @@ const maxGroup = 256
 
 // A writer owns the only connection that writes. Its goroutine commits in groups:
 // requests that arrive while the disk is busy with the last commit share the next
-// one. Nobody is made to wait for company; a lone request is committed at once.
+// one. No request waits for others; a lone request is committed at once.
 type writer struct {
 	conn    *sql.Conn
 	stmts   map[string]*sql.Stmt // by their text
@@ -52,24 +52,24 @@ func newWriter(conn *sql.Conn, r *reserve) *writer {
 }
 
 // write runs do in a transaction and returns once it is durable. A ctx that ends
-// before the writer takes the request changes nothing; after that the answer is
-// waited for, so that it is always the truth.
+// before the writer takes the request changes nothing; after that write waits for the
+// answer, so that it is always the truth.
 func (w *writer) write(ctx context.Context, grows bool, do func(*tx) error) error {
 	if err := ctx.Err(); err != nil {
-		return sandboxer.E(sandboxer.KindOf(err), err, "nothing was written: the caller left or the time was up")
+		return sandboxer.E(sandboxer.KindOf(err), err, "nothing was written: the caller left or the time ran out")
 	}
 	r := &request{do: do, grows: grows, done: make(chan error, 1)}
 	select {
 	case w.queue <- r:
 		return <-r.done
 	case <-ctx.Done():
-		return sandboxer.E(sandboxer.KindOf(ctx.Err()), ctx.Err(), "nothing was written: the caller left or the time was up")
+		return sandboxer.E(sandboxer.KindOf(ctx.Err()), ctx.Err(), "nothing was written: the caller left or the time ran out")
 	case <-w.stopped:
 		return errClosed()
 	}
 }
 
-// stop answers what was taken, ends the goroutine and gives back the connection.
+// stop answers accepted requests, ends the goroutine and returns the connection.
 // The statements of a single connection have to be closed one by one, or SQLite
 // keeps the database open.
 func (w *writer) stop() error {
@@ -94,18 +94,18 @@ func (w *writer) run() {
 	}
 }
 
-// commit serves first and whoever arrives before it is ready to commit.
+// commit serves first and all requests that arrive before it is ready to commit.
 func (w *writer) commit(first *request) {
 	w.group = append(w.group[:0], first)
 	w.reserve.refill()
 	err := w.attempt(true)
-	if isFull(err) {
-		w.reserve.release()
-		w.exec("PRAGMA wal_checkpoint(PASSIVE)") // lets the log begin anew in the space it has
+	for gave := true; isFull(err) && gave; {
+		gave = w.reserve.release()
+		w.exec("PRAGMA wal_checkpoint(PASSIVE)") // lets the log start again in the space it has
 		err = w.attempt(false)
 	}
 	if isCorrupt(err) && len(w.group) > 1 {
-		// One damaged page must not fail those who only share the commit with who met it.
+		// One damaged page must not fail requests that only share the commit.
 		for _, r := range slices.Clone(w.group) {
 			w.group = append(w.group[:0], r)
 			w.answer(w.attempt(false))
@@ -115,7 +115,7 @@ func (w *writer) commit(first *request) {
 	w.answer(err)
 }
 
-// answer tells everybody in the group how the attempt ended.
+// answer sends the result of the attempt to all requests in the group.
 func (w *writer) answer(err error) {
 	err = wrap(err, "write the database")
 	for i, r := range w.group {
@@ -129,7 +129,7 @@ func (w *writer) answer(err error) {
 }
 
 // attempt runs the group in one transaction, taking in newcomers if more is set.
-// A request that fails by itself keeps its error and is undone alone; an error of
+// A request that fails alone keeps its error and is undone alone; an error of
 // the database undoes everything and is returned.
 func (w *writer) attempt(more bool) error {
 	if err := w.exec("BEGIN IMMEDIATE"); err != nil {
@@ -137,7 +137,7 @@ func (w *writer) attempt(more bool) error {
 	}
 	for i := 0; i < len(w.group); i++ {
 		if err := w.one(w.group[i], i == 0); err != nil {
-			w.exec("ROLLBACK") // fails where SQLite has rolled back by itself
+			w.exec("ROLLBACK") // fails if SQLite has already rolled back
 			return err
 		}
 		if more && i == len(w.group)-1 && len(w.group) < maxGroup {
@@ -159,7 +159,7 @@ func (w *writer) attempt(more bool) error {
 // starting the transaction again.
 func (w *writer) one(r *request, first bool) error {
 	if r.grows && w.reserve.full {
-		r.err = errFull(nil)
+		r.err = errFull()
 		return nil
 	}
 	if !first {

@@ -63,7 +63,7 @@ func TestArchiveReplace(t *testing.T) {
 				so.Tools = busyTools(t)
 			}
 			s := sshtest.Start(t, so)
-			h := host(t, newPool(t, sshrun.Options{Transport: "native"}), s.Target())
+			h := host(t, newPool(t, sshrun.Options{}), s.Target())
 			from, to := t.TempDir(), t.TempDir()
 			makeTree(t, filepath.Join(from, "d"))
 			put(t, filepath.Join(from, "beside"), "")
@@ -95,7 +95,7 @@ func TestArchiveReplace(t *testing.T) {
 // What is kept stays the same directory, emptied, whatever its name means to find.
 func TestReplaceKeeps(t *testing.T) {
 	s := sshtest.Start(t, sshtest.Options{})
-	h := host(t, newPool(t, sshrun.Options{Transport: "native"}), s.Target())
+	h := host(t, newPool(t, sshrun.Options{}), s.Target())
 	root := t.TempDir()
 	keep := []string{"data", "data/in", "a*[b]?\\c'"}
 	before := map[string]os.FileInfo{}
@@ -131,7 +131,7 @@ func TestReplaceOwner(t *testing.T) {
 		t.Skip("needs root")
 	}
 	s := sshtest.Start(t, sshtest.Options{})
-	h := host(t, newPool(t, sshrun.Options{Transport: "native"}), s.Target())
+	h := host(t, newPool(t, sshrun.Options{}), s.Target())
 	root := t.TempDir()
 	if err := os.Chown(root, 4321, 4322); err != nil {
 		t.Fatal(err)
@@ -148,7 +148,7 @@ func TestReplaceOwner(t *testing.T) {
 // Nothing is read or changed behind a link that leads out, nor where there is no directory.
 func TestArchiveRefuses(t *testing.T) {
 	s := sshtest.Start(t, sshtest.Options{})
-	h := host(t, newPool(t, sshrun.Options{Transport: "native"}), s.Target())
+	h := host(t, newPool(t, sshrun.Options{}), s.Target())
 	root, outside := t.TempDir(), t.TempDir()
 	put(t, filepath.Join(outside, "secret"), "s")
 	put(t, filepath.Join(outside, "sub/secret"), "s")
@@ -165,13 +165,13 @@ func TestArchiveRefuses(t *testing.T) {
 		archive, replace sandboxer.Kind // "" for none
 		says             string
 	}{
-		{root, "out", sandboxer.Invalid, sandboxer.Invalid, "behind a link that leads out of the tree"},
-		{root, "out/sub", sandboxer.Invalid, sandboxer.Invalid, "behind a link that leads out of the tree"},
-		{root, "up", sandboxer.Invalid, sandboxer.Invalid, "behind a link that leads out of the tree"},
-		{root, "in", "", sandboxer.Invalid, "behind a link"}, // a link is not written through at all
+		{root, "out", sandboxer.Invalid, sandboxer.Invalid, "behind a symbolic link that leads out of the tree"},
+		{root, "out/sub", sandboxer.Invalid, sandboxer.Invalid, "behind a symbolic link that leads out of the tree"},
+		{root, "up", sandboxer.Invalid, sandboxer.Invalid, "behind a symbolic link that leads out of the tree"},
+		{root, "in", "", sandboxer.Invalid, "behind a symbolic link"}, // a link is not written through at all
 		{root, "dangling", sandboxer.NotFound, sandboxer.Invalid, ""},
 		{root, "missing", sandboxer.NotFound, "", "the part does not exist"},
-		{root, "file", sandboxer.Invalid, sandboxer.Invalid, "the part: there is a file where a directory is expected"},
+		{root, "file", sandboxer.Invalid, sandboxer.Invalid, "the part is a file, not a directory"},
 		{filepath.Join(root, "gone"), ".", sandboxer.NotFound, sandboxer.NotFound, "the tree is gone from host test-host"},
 	} {
 		check := func(what string, err error, want sandboxer.Kind) {
@@ -209,7 +209,7 @@ func TestArchiveDenied(t *testing.T) {
 		t.Skip("another account needs root")
 	}
 	s := sshtest.Start(t, sshtest.Options{Config: `ForceCommand exec setpriv --reuid=4321 --regid=4321 --clear-groups --bounding-set=-all --inh-caps=-all sh -c "$SSH_ORIGINAL_COMMAND"`})
-	h := host(t, newPool(t, sshrun.Options{Transport: "native"}), s.Target())
+	h := host(t, newPool(t, sshrun.Options{}), s.Target())
 	root := t.TempDir()
 	for dir := root; dir != os.TempDir() && dir != "/"; dir = filepath.Dir(dir) {
 		if err := os.Chmod(dir, 0o755); err != nil {
@@ -232,13 +232,13 @@ func TestArchiveDenied(t *testing.T) {
 			t.Errorf("%s: %v; want denied, %q", what, err, says)
 		}
 	}
-	denied("a directory", h.Archive(t.Context(), subdir(root, "closed"), io.Discard), "the part may not be read by the account on host test-host")
+	denied("a directory", h.Archive(t.Context(), subdir(root, "closed"), io.Discard), "the account may not read the part on host test-host")
 	err := h.Archive(t.Context(), subdir(root, "open"), io.Discard)
-	denied("a file", err, "a file in the part may not be touched by the account on host test-host")
+	denied("a file", err, "the account may not change a file in the part on host test-host")
 	if _, said, ok := sshrun.ExitOf(err); !ok || !strings.Contains(said, "Permission denied") {
 		t.Errorf("tar said %q", said)
 	}
-	denied("writing", h.Replace(t.Context(), subdir(root, "open"), nil, tarOf(t, map[string]string{"g": "x"})), "a file in the part may not be touched")
+	denied("writing", h.Replace(t.Context(), subdir(root, "open"), nil, tarOf(t, map[string]string{"g": "x"})), "may not change a file in the part")
 	if data, err := os.ReadFile(filepath.Join(root, "open/f")); string(data) != "x" {
 		t.Errorf("the file is now %q, %v", data, err)
 	}
@@ -265,7 +265,7 @@ func TestArchiveChanges(t *testing.T) {
 				t.Fatal(err)
 			}
 			s := sshtest.Start(t, sshtest.Options{Env: []string{"PATH=" + tools + ":/usr/bin:/bin"}})
-			h := host(t, newPool(t, sshrun.Options{Transport: "native"}), s.Target())
+			h := host(t, newPool(t, sshrun.Options{}), s.Target())
 			root := t.TempDir()
 			err := h.Archive(t.Context(), subdir(root, "."), io.Discard)
 			if c.kind == "" && err != nil || c.kind != "" && sandboxer.KindOf(err) != c.kind {
@@ -281,16 +281,15 @@ func (full) Write([]byte) (int, error) { return 0, errors.New("full") }
 
 // Neither a writer that fails nor a reader that does is the host's fault.
 func TestArchiveStreams(t *testing.T) {
-	both(t, func(t *testing.T, transport string) {
-		s := sshtest.Start(t, sshtest.Options{})
-		h := host(t, newPool(t, sshrun.Options{Transport: transport}), s.Target())
-		root := t.TempDir()
-		put(t, filepath.Join(root, "f"), "x")
-		if err := h.Archive(t.Context(), subdir(root, "."), full{}); sandboxer.KindOf(err) != sandboxer.Unavailable || !errors.Is(err, sshrun.ErrOutput) {
-			t.Errorf("a writer that fails: %v", err)
-		}
-		if err := h.Replace(t.Context(), subdir(root, "d"), nil, strings.NewReader("no tar")); err == nil {
-			t.Error("what is no tar was unpacked")
-		}
-	})
+	leaveNothing(t)
+	s := sshtest.Start(t, sshtest.Options{})
+	h := host(t, newPool(t, sshrun.Options{}), s.Target())
+	root := t.TempDir()
+	put(t, filepath.Join(root, "f"), "x")
+	if err := h.Archive(t.Context(), subdir(root, "."), full{}); sandboxer.KindOf(err) != sandboxer.Unavailable || !errors.Is(err, sshrun.ErrOutput) {
+		t.Errorf("a writer that fails: %v", err)
+	}
+	if err := h.Replace(t.Context(), subdir(root, "d"), nil, strings.NewReader("no tar")); err == nil {
+		t.Error("what is no tar was unpacked")
+	}
 }

@@ -11,8 +11,8 @@ func masterAttr() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGTERM}
 }
 
-// widen gives a pipe more room, for fewer turns between two processes. Where the
-// user's limit for that is reached it stays as it is.
+// widen enlarges a pipe's buffer, for fewer switches between two processes. At the
+// user's limit for that it leaves the pipe as it is.
 func widen(f *os.File) {
 	if rc, err := f.SyscallConn(); err == nil {
 		rc.Control(func(fd uintptr) { unix.FcntlInt(fd, unix.F_SETPIPE_SZ, 256<<10) })

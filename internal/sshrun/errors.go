@@ -1,19 +1,17 @@
 package sshrun
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"regexp"
 	"strings"
-	"sync"
 	"unicode"
 
 	"github.com/sand-boxer/sandboxer"
 )
 
-// What goes wrong with a host, as targets of errors.Is. All are of the kind
+// Faults of a host, as targets of errors.Is. All are of the kind
 // sandboxer.Unavailable.
 var (
 	ErrUnreachable = errors.New("host unreachable")
@@ -24,17 +22,17 @@ var (
 )
 
 // errFull is a connection that admits no further session.
-var errFull = errors.New("no further session on this connection")
+var errFull = errors.New("the host allows no further session on this connection")
 
 // errDropped is a handshake that the server ended at once, as it does when too many
 // are under way.
 var errDropped = errors.New("handshake dropped")
 
-// fault makes the error of one of the conditions above; detail is what ssh or the
-// host said.
+// fault makes the error of one of the conditions above; detail is the message of ssh or
+// the host.
 func (t Target) fault(what error, detail string) error {
-	// What is wrong tells what is at an address: that is for those who may choose them.
-	return t.faulty(what, detail).WithPublic("host %s cannot be used now", t.Name)
+	// The detail reveals what is at an address: it is only for those who may choose addresses.
+	return t.faulty(what, detail).WithPublic("host %s is not usable now", t.Name)
 }
 
 func (t Target) faulty(what error, detail string) *sandboxer.Error {
@@ -47,18 +45,18 @@ func (t Target) faulty(what error, detail string) *sandboxer.Error {
 		changed := strings.Contains(detail, "CHANGED")
 		msg := "the key of host %s is not trusted"
 		if changed {
-			msg = "host %s shows another key than the trusted one: either it was set up anew or somebody is in between"
+			msg = "host %s shows another key than the trusted one: it was reinstalled, or somebody intercepts the connection"
 		}
 		return sandboxer.E(sandboxer.Unavailable, cause, msg, t.Name).
-			WithHint("compare the key with what the host's owner says, then: sandboxer host add %s %s", t.Name, t.Addr)
+			WithHint("compare the key with the one that the host's owner reports, then run: sandboxer host add %s %s", t.Name, t.Paste())
 	case ErrAuth:
-		return sandboxer.E(sandboxer.Unavailable, cause, "host %s does not let us log in as configured (%s)", t.Name, t.Addr).
+		return sandboxer.E(sandboxer.Unavailable, cause, "host %s refuses the configured login (%s)", t.Name, t.Addr).
 			WithHint("try: ssh -o BatchMode=yes %s true", t.sshWords())
 	case ErrLost:
 		return sandboxer.E(sandboxer.Unavailable, cause, "the connection to host %s was lost midway", t.Name)
 	case ErrShell:
-		return sandboxer.E(sandboxer.Unavailable, cause, "host %s did not start /bin/sh for us%s", t.Name, saying(detail)).
-			WithHint("the account needs a login shell that runs: exec /bin/sh")
+		return sandboxer.E(sandboxer.Unavailable, cause, "host %s did not start /bin/sh%s", t.Name, saying(detail)).
+			WithHint("give the account a login shell that can run: exec /bin/sh")
 	}
 	return sandboxer.E(sandboxer.Unavailable, cause, "host %s cannot be reached%s", t.Name, saying(detail)).
 		WithHint("try: ssh -o BatchMode=yes %s true", t.sshWords())
@@ -71,7 +69,7 @@ func saying(detail string) string {
 	return " (" + detail + ")"
 }
 
-// failure is what became of err if ctx ended, or else err.
+// failure is the error for the end of ctx if ctx ended, or else err.
 func failure(ctx context.Context, t Target, err error, what string) error {
 	switch {
 	case err == nil:
@@ -86,7 +84,7 @@ func failure(ctx context.Context, t Target, err error, what string) error {
 
 var dropped = regexp.MustCompile(`(?i)kex_exchange_identification|ssh_exchange_identification|Connection reset by|Exceeded MaxStartups|Connection closed by (remote host|[0-9a-f.:]+ port|UNKNOWN)`)
 
-// classify says which condition the words of a failed ssh amount to.
+// classify returns the condition that the output of a failed ssh means.
 func classify(said string) error {
 	has := func(words ...string) bool {
 		for _, w := range words {
@@ -107,15 +105,15 @@ func classify(said string) error {
 	return ErrUnreachable
 }
 
-// escapes are the sequences of ECMA-48 by which a program colours its words or moves the
+// escapes are the sequences of ECMA-48 by which a program colours its output or moves the
 // cursor: with parameters (CSI), with text (OSC and its like), and the short ones.
 var escapes = regexp.MustCompile("\x1b(?:\\[[0-?]*[ -/]*[@-~]|[\\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\\\)?|[ -/]*[0-~])|\u009b[0-?]*[ -/]*[@-~]")
 
-// Plain returns what a program said without the sequences that are for a terminal. What
-// else does not print is left.
+// Plain returns a program's output without the sequences that are for a terminal. Other
+// characters that do not print stay.
 func Plain(said string) string { return escapes.ReplaceAllString(said, "") }
 
-// tidy makes what a program or host said fit to be shown: one line, nothing that
+// tidy makes the output of a program or host fit to be shown: one line, nothing that
 // moves the cursor, not long.
 func tidy(said string) string {
 	said = strings.ReplaceAll(Plain(said), "@", "")
@@ -124,28 +122,4 @@ func tidy(said string) string {
 		said = "…" + string(r[len(r)-300:])
 	}
 	return said
-}
-
-// tailBuffer keeps the end of what is written to it.
-type tailBuffer struct {
-	least int // how much of it, in bytes: up to twice that; 0 for 4 KiB
-
-	mu sync.Mutex
-	b  []byte
-}
-
-func (t *tailBuffer) Write(p []byte) (int, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.b = append(t.b, p...)
-	if n := cmp.Or(t.least, 4<<10); len(t.b) > 2*n {
-		t.b = append(t.b[:0], t.b[len(t.b)-n:]...)
-	}
-	return len(p), nil
-}
-
-func (t *tailBuffer) String() string {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return string(t.b)
 }

@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// IgnoreFile names what stays behind, in the root of a tree that is pushed and in the
-// syntax of .gitignore. It is the only file looked at: what a version control system
+// IgnoreFile is the file in the root of a pushed tree that names the files that are not pushed,
+// in the syntax of .gitignore. No other file is read for that: what a version control system
 // ignores is often just what a build needs.
 const IgnoreFile = ".sandboxerignore"
 
@@ -46,7 +46,7 @@ func parseIgnore(lines []string) (ignore, error) {
 		p.parts = strings.Split(strings.TrimPrefix(line, "/"), "/")
 		for _, part := range p.parts {
 			if _, err := path.Match(part, ""); err != nil {
-				return nil, invalid("%q is not a pattern of names to leave out", line)
+				return nil, invalid("%q is not a valid pattern of file names", line)
 			}
 		}
 		ig = append(ig, p)
@@ -54,8 +54,8 @@ func parseIgnore(lines []string) (ignore, error) {
 	return ig, nil
 }
 
-// match reports whether name itself is left out; what is below such a directory is
-// too, which is for the caller to know.
+// match reports whether name itself is left out. Everything below such a directory is left out,
+// too, but the caller must see to that.
 func (ig ignore) match(name string, dir bool) bool {
 	parts := strings.Split(name, "/")
 	for i := len(ig) - 1; i >= 0; i-- {

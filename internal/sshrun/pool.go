@@ -4,11 +4,9 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"io"
 	"log/slog"
 	"math/rand/v2"
 	"net"
-	"os/exec"
 	"slices"
 	"sync"
 	"time"
@@ -17,15 +15,12 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/halfclose"
 )
 
-// Options configure a Pool. The zero value is good.
+// Options configure a Pool. The zero value is usable.
 type Options struct {
 	// Dir is where the pool keeps control sockets, in a directory of its own for as
 	// long as it lives. It must be ours alone, and short: a socket's name has at
 	// most 104 bytes. Empty means a directory below XDG_RUNTIME_DIR or /tmp.
 	Dir string
-	// Transport is "openssh", "native" or, empty, openssh where there is an ssh
-	// program and native elsewhere.
-	Transport string
 	// Config is the ssh configuration file; empty means the user's and the system's,
 	// "none" means none.
 	Config string
@@ -34,8 +29,8 @@ type Options struct {
 	KnownHosts string
 	// ConnectTimeout bounds making one connection, login included; 0 means 15 s.
 	ConnectTimeout time.Duration
-	// KeepAlive is how often a silent connection is asked for a sign of life; after
-	// three without it is lost. 0 means 5 s.
+	// KeepAlive is how often a silent connection is probed; after
+	// three probes without an answer it is lost. 0 means 5 s.
 	KeepAlive time.Duration
 	// Idle is how long an unused connection is kept; 0 means 5 min.
 	Idle time.Duration
@@ -46,7 +41,7 @@ type Options struct {
 type Pool struct {
 	opts   Options
 	log    *slog.Logger
-	driver driver
+	ssh    *openSSH
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
 	tasks  sync.WaitGroup
@@ -56,46 +51,8 @@ type Pool struct {
 	closed bool
 }
 
-// A driver makes connections in one way.
-type driver interface {
-	// connect returns a connection that is logged in. Its errors are faults of t, or
-	// wrap errDropped.
-	connect(ctx context.Context, t Target) (conn, error)
-	// scan returns the keys that the host shows, as authorized_keys lines.
-	scan(ctx context.Context, t Target) ([]string, error)
-	close() error
-}
-
-// A conn is one connection, logged in.
-type conn interface {
-	// start begins a session with command. errFull: the server admits no more.
-	start(ctx context.Context, command string, tty *sandboxer.WinSize) (session, error)
-	dial(ctx context.Context, network, addr string) (net.Conn, error)
-	done() <-chan struct{} // closed when the connection is gone
-	reason() string        // why, if known
-	close()
-}
-
-// A session is one remote command with its streams. Whoever started it reads both
-// outputs until they end and then closes it.
-type session interface {
-	stdin() io.WriteCloser
-	stdout() io.Reader
-	stderr() io.Reader // nil with a terminal
-	// exit yields, once, what is known about the end; it comes when the command has
-	// ended or the session broke.
-	exit() <-chan ended
-	resize(sandboxer.WinSize)
-	close()
-}
-
-type ended struct {
-	code  int
-	known bool // else the session ended without a word: a signal, or the connection
-}
-
 // New returns a pool. It ends what an earlier pool left in the same directory when
-// its process died.
+// its process died. NotFound: there is no ssh program.
 func New(opts Options) (*Pool, error) {
 	opts.ConnectTimeout = cmp.Or(opts.ConnectTimeout, 15*time.Second)
 	opts.KeepAlive = cmp.Or(opts.KeepAlive, 5*time.Second)
@@ -104,29 +61,17 @@ func New(opts Options) (*Pool, error) {
 	if p.log == nil {
 		p.log = slog.New(slog.DiscardHandler)
 	}
-	program, missing := exec.LookPath("ssh")
 	var err error
-	switch {
-	case opts.Transport == "native", opts.Transport == "" && (missing != nil || !muxWorks):
-		p.driver, err = newNative(program, opts)
-	case opts.Transport != "" && opts.Transport != "openssh":
-		err = invalid("%q is not a transport of ssh", opts.Transport).WithHint("want openssh or native")
-	case missing != nil:
-		err = sandboxer.E(sandboxer.Unavailable, missing, "there is no ssh program on this machine").
-			WithHint("install OpenSSH's client, or use the transport native")
-	default:
-		p.driver, err = newOpenSSH(program, opts, p.log)
-	}
-	if err != nil {
+	if p.ssh, err = newOpenSSH(opts, p.log); err != nil {
 		return nil, err
 	}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	return p, nil
 }
 
-// Host returns the host that t describes. Nothing is connected yet. Asking again
-// with the same target gives the same Host, and with another one, be it of the same name
-// and address, another, whose connections are its own.
+// Host returns the host that t describes. Nothing is connected yet. The same target
+// gives the same Host again. A different target, even with the same name
+// and address, gives a different Host with its own connections.
 func (p *Pool) Host(t Target) (*Host, error) {
 	t, err := t.check()
 	if err != nil {
@@ -157,11 +102,11 @@ func (p *Pool) Forget(t Target) {
 	delete(p.hosts, t.key())
 	p.mu.Unlock()
 	if h != nil {
-		h.shut() // which may have to wait for somebody who waits for us
+		h.shut() // which may have to wait for a goroutine that waits for us
 	}
 }
 
-// Scan returns the public keys that t's host shows to one who connects, as
+// Scan returns the public keys that t's host shows, as
 // authorized_keys lines, without logging in and whether they are trusted or not. It
 // is for asking a person; see [Fingerprint].
 func (p *Pool) Scan(ctx context.Context, t Target) ([]string, error) {
@@ -172,11 +117,11 @@ func (p *Pool) Scan(ctx context.Context, t Target) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, p.opts.ConnectTimeout)
 	defer cancel()
 	t.HostKeys = nil
-	keys, err := p.driver.scan(ctx, t)
+	keys, err := p.ssh.scan(ctx, t)
 	return keys, failure(ctx, t, err, "asking for the key")
 }
 
-// Close ends every connection, with what runs over it, and waits until nothing of
+// Close ends every connection, with the commands on it, and waits until nothing of
 // the pool is left: no process, socket or goroutine.
 func (p *Pool) Close() error {
 	p.mu.Lock()
@@ -188,7 +133,7 @@ func (p *Pool) Close() error {
 		h.shut()
 	}
 	p.tasks.Wait()
-	return p.driver.close()
+	return p.ssh.close()
 }
 
 // task runs f in a goroutine that Close waits for; it reports false once closed.
@@ -202,7 +147,7 @@ func (p *Pool) task(f func()) bool {
 	return true
 }
 
-// A Host is one place that commands run at. Its methods are safe for concurrent use.
+// A Host is one place where commands run. Its methods are safe for concurrent use.
 type Host struct {
 	pool   *Pool
 	target Target
@@ -223,31 +168,31 @@ type Host struct {
 	sparing    bool     // it admits too few sessions for shells that wait
 }
 
-// A use is what a place on a connection is wanted for.
+// A use is the purpose of a session on a connection.
 type use int
 
 const (
 	command use = iota
-	// spare is for ending commands, for which there must be room when commands have
-	// taken all of it.
+	// spare is for ending commands. It keeps sessions free for that when commands have
+	// taken all others.
 	spare
-	// ending is spare for what ends commands: who leaves that leaves it to itself, or ending
-	// it would have to be ended, and so on, on a host that is slow.
+	// ending is spare for what ends commands. If its caller leaves, it goes on alone: otherwise
+	// ending it would have to be ended, and so on, on a slow host.
 	ending
-	// A stream is not counted against a limit by any server.
+	// No server counts a stream against a limit.
 	forStream
 )
 
 // A link is a connection with the sessions on it.
 type link struct {
-	conn
+	*master
 	sessions, limit int // limit is for commands
 	hard            int // what the server admits, as far as is known
 	streams         int
 	idle            *time.Timer
 }
 
-// Name returns what the host is called.
+// Name returns the host's name.
 func (h *Host) Name() string { return h.target.Name }
 
 // Target returns where the host is.
@@ -262,7 +207,7 @@ func (l *link) alive() bool {
 	}
 }
 
-// carries asks whether the connection still does: one that is gone may not be known to be.
+// carries asks whether the connection still works: it may be gone without our knowing.
 func (h *Host) carries(l *link) bool {
 	ctx, cancel := context.WithTimeout(h.pool.ctx, h.pool.opts.ConnectTimeout)
 	defer cancel()
@@ -273,15 +218,40 @@ func (h *Host) carries(l *link) bool {
 	return err == nil || errors.Is(err, errFull)
 }
 
+// catchUp returns when the host has run a command over l from beginning to end, or cannot.
+// A server serves its sessions in turn, and so has passed on what earlier ones wrote.
+func (h *Host) catchUp(ctx context.Context, l *link) {
+	ctx, cancel := context.WithTimeout(ctx, h.pool.opts.ConnectTimeout)
+	defer cancel()
+	defer context.AfterFunc(h.pool.ctx, cancel)()
+	s, err := l.start(ctx, "exec true", nil)
+	if err != nil {
+		if errors.Is(err, errFull) { // it cannot be asked
+			select {
+			case <-time.After(10 * lateOutput):
+			case <-l.done():
+			case <-ctx.Done():
+			}
+		}
+		return
+	}
+	defer s.close()
+	select {
+	case <-s.exit():
+	case <-l.done():
+	case <-ctx.Done():
+	}
+}
+
 func (h *Host) wake() {
 	close(h.changed)
 	h.changed = make(chan struct{})
 }
 
 // acquire returns a live connection with a session reserved on it, for release. It
-// waits for connections that are being made; one that fails fails everybody who waits
-// for it and has no other to go to. begun is when the caller began to want one: where
-// connections have fallen silent under it, little time is left to make another.
+// waits for connections that are being made. If one fails, all callers fail that wait
+// for it and have no other. begun is when the caller began to need one: if connections fell
+// silent since then, little time is left to make another.
 func (h *Host) acquire(ctx context.Context, as use, begun time.Time) (*link, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, failure(ctx, h.target, err, "connecting")
@@ -321,7 +291,7 @@ func (h *Host) acquire(ctx context.Context, as use, begun time.Time) (*link, err
 		}
 		if h.connecting < h.target.Handshakes && h.connecting+len(h.links) < most && h.failures == seen {
 			h.connecting++
-			if !h.pool.task(h.connect) {
+			if !h.pool.task(func() { h.connect(h.pool.ctx, h.pool.opts.ConnectTimeout) }) {
 				h.connecting--
 				h.closed = true
 				continue
@@ -334,7 +304,7 @@ func (h *Host) acquire(ctx context.Context, as use, begun time.Time) (*link, err
 			left := time.Until(h.patience(begun))
 			if left <= 0 {
 				h.mu.Unlock()
-				return nil, h.target.fault(ErrUnreachable, "it says nothing")
+				return nil, h.target.fault(ErrUnreachable, "it does not answer")
 			}
 			timer = time.NewTimer(left)
 			late = timer.C
@@ -360,9 +330,9 @@ func (h *Host) acquire(ctx context.Context, as use, begun time.Time) (*link, err
 	}
 }
 
-// patience is how long one who began then to want a connection waits while there is
-// none. It is enough for one attempt to make one; who has seen a connection fall silent,
-// which takes as long, has a part of that.
+// patience is until when a caller that began at begun to need a connection waits while there is
+// none. It is enough for one attempt to make one. A caller that saw a connection fall silent,
+// which takes as long, gets a part of that.
 func (h *Host) patience(begun time.Time) time.Time {
 	limit := h.pool.opts.ConnectTimeout
 	silence := cmp.Or(h.target.Silence, 3*h.pool.opts.KeepAlive)
@@ -373,9 +343,49 @@ func (h *Host) patience(begun time.Time) time.Time {
 	return end
 }
 
-// connect makes one connection and watches it to its end.
-func (h *Host) connect() {
-	c, err := h.dialHost()
+// Login makes a connection if there is none. The attempt may take until the deadline of ctx, where others have
+// Options.ConnectTimeout: a host that is still starting may need longer for one login, and would never let us in if
+// attempts were given up and started over.
+func (h *Host) Login(ctx context.Context) error {
+	limit := h.pool.opts.ConnectTimeout
+	if end, ok := ctx.Deadline(); ok {
+		limit = time.Until(end)
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	seen := h.failures
+	for begun := false; len(h.links) == 0; {
+		switch {
+		case h.closed:
+			return h.target.fault(ErrUnreachable, "its connections are closed")
+		case h.failures > seen:
+			return h.failed
+		case !begun:
+			begun = true
+			h.connecting++
+			if !h.pool.task(func() { h.connect(ctx, limit) }) {
+				h.connecting--
+				h.closed = true
+				continue
+			}
+		}
+		changed := h.changed
+		h.mu.Unlock()
+		select {
+		case <-changed:
+		case <-ctx.Done():
+		}
+		h.mu.Lock()
+		if err := ctx.Err(); err != nil {
+			return failure(ctx, h.target, err, "connecting")
+		}
+	}
+	return nil
+}
+
+// connect makes one connection, while ctx lasts and within limit, and watches it to its end.
+func (h *Host) connect(ctx context.Context, limit time.Duration) {
+	c, err := h.dialHost(ctx, limit)
 	h.mu.Lock()
 	h.connecting--
 	if err == nil && h.closed {
@@ -390,7 +400,7 @@ func (h *Host) connect() {
 		h.mu.Unlock()
 		return
 	}
-	l := &link{conn: c, limit: h.target.Sessions, hard: h.target.Sessions + 2}
+	l := &link{master: c, limit: h.target.Sessions, hard: h.target.Sessions + 2}
 	h.links = append(h.links, l)
 	h.wake()
 	h.mu.Unlock()
@@ -399,11 +409,12 @@ func (h *Host) connect() {
 	c.close()
 }
 
-func (h *Host) dialHost() (c conn, err error) {
-	ctx, cancel := context.WithTimeout(h.pool.ctx, h.pool.opts.ConnectTimeout)
+func (h *Host) dialHost(ctx context.Context, limit time.Duration) (c *master, err error) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
+	defer context.AfterFunc(h.pool.ctx, cancel)()
 	for pause := 100 * time.Millisecond; ; pause *= 2 {
-		c, err = h.pool.driver.connect(ctx, h.target)
+		c, err = h.pool.ssh.connect(ctx, h.target)
 		if !errors.Is(err, errDropped) {
 			break
 		}
@@ -420,9 +431,9 @@ func (h *Host) dialHost() (c conn, err error) {
 	}
 	detail := err.Error()
 	if ctx.Err() != nil && h.pool.ctx.Err() == nil {
-		detail = "no answer within " + h.pool.opts.ConnectTimeout.String()
+		detail = "no answer within " + limit.String()
 		if errors.Is(err, errDropped) {
-			detail = "it ends every handshake at once; perhaps too many others log in"
+			detail = "it closes every connection before the handshake; perhaps too many clients log in at the same time"
 		}
 	}
 	return nil, h.target.fault(ErrUnreachable, tidy(detail))
@@ -491,11 +502,11 @@ func (h *Host) retire(l *link) {
 	}
 	h.links = slices.Delete(h.links, i, i+1)
 	h.mu.Unlock()
-	l.conn.close()
+	l.close()
 }
 
-// start begins a session on whichever connection admits it.
-func (h *Host) start(ctx context.Context, line string, tty *sandboxer.WinSize, as use) (session, *link, error) {
+// start begins a session on any connection that admits it.
+func (h *Host) start(ctx context.Context, line string, tty *sandboxer.WinSize, as use) (*session, *link, error) {
 	begun, died := time.Now(), 0
 	for try := 0; ; try++ {
 		l, err := h.acquire(ctx, as, begun)
@@ -508,7 +519,7 @@ func (h *Host) start(ctx context.Context, line string, tty *sandboxer.WinSize, a
 		}
 		full := errors.Is(err, errFull)
 		if full && h.tight() {
-			// That was ours: what waited is gone in a moment.
+			// Our own waiting shells took the sessions: they are gone in a moment.
 			h.release(l, false)
 			select {
 			case <-time.After(50 * time.Millisecond):
@@ -521,10 +532,10 @@ func (h *Host) start(ctx context.Context, line string, tty *sandboxer.WinSize, a
 		case ctx.Err() != nil:
 			return nil, nil, failure(ctx, h.target, err, "starting a command")
 		case full:
-			// With nothing else on the connection it is not a limit; perhaps the
-			// server is ending. Asking in a circle would not help.
+			// With no other session on the connection it is not a limit; perhaps the
+			// server is shutting down. Asking in a circle would not help.
 			if try >= 200 {
-				return nil, nil, h.target.fault(ErrUnreachable, "it admits no session")
+				return nil, nil, h.target.fault(ErrUnreachable, "it allows no session")
 			}
 			h.mu.Lock()
 			alone, changed := l.sessions == 0, h.changed
@@ -541,7 +552,7 @@ func (h *Host) start(ctx context.Context, line string, tty *sandboxer.WinSize, a
 		default:
 			// The connection was dead already and nothing was sent over it.
 			h.drop(l)
-			l.conn.close()
+			l.close()
 			if died++; died > 3 {
 				return nil, nil, h.target.fault(ErrUnreachable, tidy(err.Error()))
 			}
@@ -550,7 +561,7 @@ func (h *Host) start(ctx context.Context, line string, tty *sandboxer.WinSize, a
 }
 
 // Dial opens a stream to addr as seen from the host. network is "tcp", with addr in
-// the form host:port, or "unix", with addr an absolute name. Unavailable: nobody
+// the form host:port, or "unix", with addr an absolute name. Unavailable: nothing
 // listens there, or the server does not forward. Ending ctx after Dial has returned
 // does not close the stream.
 func (h *Host) Dial(ctx context.Context, network, addr string) (net.Conn, error) {
@@ -561,7 +572,7 @@ func (h *Host) Dial(ctx context.Context, network, addr string) (net.Conn, error)
 		}
 	case "unix":
 		if len(addr) == 0 || addr[0] != '/' {
-			return nil, invalid("socket %q is not an absolute name", addr)
+			return nil, invalid("the path of the socket %q is not absolute", addr)
 		}
 	default:
 		return nil, sandboxer.E(sandboxer.Unsupported, nil, "streams over ssh are tcp or unix, not %s", network)
@@ -588,7 +599,7 @@ func (h *Host) Dial(ctx context.Context, network, addr string) (net.Conn, error)
 			return nil, h.target.fault(ErrUnreachable, tidy(err.Error()))
 		}
 		h.drop(l)
-		l.conn.close()
+		l.close()
 	}
 }
 
@@ -606,7 +617,7 @@ func (s *stream) Close() error {
 	return s.Conn.Close()
 }
 
-// CloseWrite tells the other side that nothing more comes.
+// CloseWrite signals the end of the data to the other side.
 func (s *stream) CloseWrite() error { return halfclose.CloseWrite(s.Conn) }
 
 // shut closes the host's connections; acquire fails from now on.
@@ -624,6 +635,6 @@ func (h *Host) shut() {
 	}
 	h.mu.Unlock()
 	for _, l := range links {
-		l.conn.close()
+		l.close()
 	}
 }

@@ -1,7 +1,6 @@
 package sshrun
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"io"
@@ -13,9 +12,10 @@ import (
 	"golang.org/x/crypto/ssh"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/capture"
 )
 
-// Facts are what a look at a host told. Empty fields were not there to be told.
+// Facts are the results of a probe of a host. A field is empty if the host did not report it.
 type Facts struct {
 	At             time.Time         `json:"at"`
 	System         string            `json:"system,omitempty"` // kernel and machine, "Linux x86_64"
@@ -24,20 +24,20 @@ type Facts struct {
 	EngineProblem  string            `json:"engine_problem,omitempty"` // why the engine that is there does not answer
 	Compose        string            `json:"compose,omitempty"`        // the command: "docker compose", "docker-compose" or "podman-compose"
 	ComposeVersion string            `json:"compose_version,omitempty"`
-	Tools          map[string]string `json:"tools"`                 // tar, zstd, rsync, git and so on: where each is, "" if nowhere
+	Tools          map[string]string `json:"tools"`                 // tar, zstd, git and so on: where each is, "" if nowhere
 	DiskFree       int64             `json:"disk_free,omitempty"`   // bytes, where the account's home is
 	Processors     int               `json:"processors,omitempty"`  // those that are on
 	ClockAhead     float64           `json:"clock_ahead,omitempty"` // seconds; negative if the host's clock is behind ours
 	Latency        float64           `json:"latency"`               // seconds for a command that does nothing, over a connection that stands
 }
 
-// The tools that Facts tells about.
-var probed = []string{"tar", "zstd", "rsync", "git", "docker", "podman", "setsid"}
+// The tools that Facts reports.
+var probed = []string{"tar", "zstd", "git", "docker", "podman", "setsid"}
 
-// look prints facts one a line. An engine that hangs must not hang the rest.
+// look prints one fact per line. An engine that hangs must not block the rest.
 const look = `
 say() { printf '%s=%s\n' "$1" "$2"; }
-within() { if command -v timeout >/dev/null 2>&1; then timeout 10 "$@"; else "$@"; fi; }
+within() { if command -v timeout >/dev/null 2>&1; then timeout 5 "$@"; else "$@"; fi; }
 say system "$(uname -sm)"
 say clock "$(date +%s.%N)"
 for t; do say "tool $t" "$(command -v "$t")"; done
@@ -57,9 +57,22 @@ say disk "$(df -Pk . 2>/dev/null | awk 'NR==2{print $4}')"
 say cpus "$(getconf _NPROCESSORS_ONLN 2>/dev/null || nproc 2>/dev/null)"
 `
 
-// Probe looks at what the host offers. It changes nothing there.
+// Probe finds out what the host offers. It changes nothing there. All of it, the login included, takes 30 seconds
+// at most: 20, and 10 to end what it has begun. Unavailable: that was not enough.
 func (h *Host) Probe(ctx context.Context) (Facts, error) {
-	var out bytes.Buffer
+	most := h.pool.opts.ConnectTimeout + 5*time.Second
+	c, cancel := context.WithTimeout(ctx, most)
+	defer cancel()
+	f, err := h.probe(c)
+	if err != nil && c.Err() != nil && ctx.Err() == nil {
+		return f, sandboxer.E(sandboxer.Unavailable, err, "the checks on host %s did not finish within %s", h.target.Name, most).
+			WithHint("log in there yourself: a start-up file of the shell or an engine may hang")
+	}
+	return f, err
+}
+
+func (h *Host) probe(ctx context.Context) (Facts, error) {
+	out := &capture.First{Max: 64 << 10}
 	if _, err := h.Run(ctx, Cmd{Args: []string{"true"}}); err != nil { // connects
 		return Facts{}, err
 	}
@@ -73,7 +86,7 @@ func (h *Host) Probe(ctx context.Context) (Facts, error) {
 	}
 	f := Facts{At: time.Now().UTC().Truncate(time.Microsecond), Latency: time.Since(begun).Seconds(), Tools: map[string]string{}}
 	sent := time.Now()
-	heard := &firstTime{w: &limited{&out, 64 << 10}}
+	heard := &firstTime{w: out}
 	if _, err := h.Run(ctx, Cmd{Script: look, Args: probed, Stdout: heard, Stderr: io.Discard}); err != nil { // heard is bounded
 		return Facts{}, err
 	}

@@ -6,9 +6,9 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// Quote returns words such that a POSIX shell reads them back as they are. It is the
-// only way by which values get into text that a shell reads. A NUL byte cannot be in
-// an argument at all; callers must have refused it (see [Host.Run]).
+// Quote returns words such that a POSIX shell reads them back unchanged. Values get into
+// text that a shell reads by no other way. An argument cannot contain a NUL byte
+// at all; callers must have refused it (see [Host.Run]).
 func Quote(words ...string) string {
 	var b strings.Builder
 	for i, w := range words {
@@ -32,7 +32,7 @@ const plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.
 func checkWords(what string, words ...string) error {
 	for _, w := range words {
 		if strings.IndexByte(w, 0) >= 0 {
-			return sandboxer.E(sandboxer.Invalid, nil, "%s holds a NUL byte, which no command can be given", what)
+			return sandboxer.E(sandboxer.Invalid, nil, "%s contains a NUL byte, which no command can have", what)
 		}
 	}
 	return nil
@@ -44,7 +44,7 @@ func checkName(name string) error {
 		ok = ok && (c == '_' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9')
 	}
 	if !ok {
-		return sandboxer.E(sandboxer.Invalid, nil, "%q cannot be the name of an environment variable on a host", name)
+		return sandboxer.E(sandboxer.Invalid, nil, "%q is not a valid name of an environment variable on a host", name)
 	}
 	return nil
 }

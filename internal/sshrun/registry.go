@@ -16,8 +16,8 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/wholefile"
 )
 
-// A Registry is the directory in which the hosts of an installation are written
-// down, one file each. Methods may be called from several processes: a file is
+// A Registry is the directory that has the hosts of an installation,
+// one file each. Several processes may call its methods: a file is
 // replaced as a whole.
 type Registry struct{ dir string }
 
@@ -33,19 +33,19 @@ const (
 	Draining HostState = "draining" // takes no new sandbox; what is there goes on
 )
 
-// What a host may be for alone.
+// The roles to which a host may be limited.
 const (
 	OnlyCompose  = "compose"  // compose projects
 	OnlyMachines = "machines" // workspaces of ext.vm-packer
 )
 
-// DrainingError is the error of who wants to put a sandbox on a host that is being drained.
+// DrainingError is the error for putting a sandbox on a host that is being drained.
 func DrainingError(name string) error {
 	return sandboxer.E(sandboxer.Exhausted, nil, "host %s is being drained and takes no new sandbox", name).
-		WithHint("have it take sandboxes again: sandboxer host drain --undo %s", name)
+		WithHint("to let it take sandboxes again: sandboxer host drain --undo %s", name)
 }
 
-// A Record is what is known about a host that somebody added. It has no secret.
+// A Record describes a host that was added. It has no secret.
 type Record struct {
 	Name         string            `json:"name"`
 	Addr         string            `json:"addr"`
@@ -61,7 +61,7 @@ type Record struct {
 	LastProbe    *Facts            `json:"last_probe,omitempty"`
 }
 
-// Target leads to the host.
+// Target returns how to connect to the host.
 func (r Record) Target() Target {
 	return Target{Name: r.Name, Addr: r.Addr, Port: r.Port, IdentityFile: r.IdentityFile, ProxyJump: r.ProxyJump, HostKeys: slices.Clone(r.HostKeys)}
 }
@@ -70,19 +70,19 @@ var hostName = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$`)
 
 func (r Record) check() error {
 	if !hostName.MatchString(r.Name) {
-		return invalid("%q cannot be the name of a host", r.Name).WithHint("use lower-case letters, digits, dots and dashes, at most 63")
+		return invalid("%q is not a valid name of a host", r.Name).WithHint("use lower-case letters, digits, dots and dashes, at most 63")
 	}
 	if len(r.HostKeys) == 0 {
-		return invalid("host %s has no key that is trusted", r.Name)
+		return invalid("host %s has no trusted key", r.Name)
 	}
 	if r.State != Active && r.State != Draining {
 		return invalid("host %s: %q is not a state", r.Name, r.State)
 	}
 	if r.Only != "" && r.Only != OnlyCompose && r.Only != OnlyMachines {
-		return invalid("host %s: it can be only for %s or %s, not %q", r.Name, OnlyCompose, OnlyMachines, r.Only)
+		return invalid("host %s: want %s or %s, not %q", r.Name, OnlyCompose, OnlyMachines, r.Only)
 	}
 	if r.Capacity < 0 {
-		return invalid("host %s: a capacity is not negative", r.Name)
+		return invalid("host %s: the capacity cannot be negative", r.Name)
 	}
 	_, err := r.Target().check()
 	return err
@@ -102,32 +102,32 @@ func (r *Registry) Host(name string) (Record, error) {
 	}
 	if err != nil {
 		return Record{}, sandboxer.E(sandboxer.Unavailable, err, "the record of host %s cannot be read", name).
-			WithHint("see that the account that runs sandboxer may read %s, or: sandboxer host rm --force %s", r.file(name), name)
+			WithHint("check that the account that runs sandboxer may read %s, or: sandboxer host rm --force %s", r.file(name), name)
 	}
 	var rec Record
 	if err = strictjson.Decode(data, &rec); err == nil && rec.Name != name {
-		err = errors.New("it is of host " + rec.Name)
+		err = errors.New("it belongs to host " + rec.Name)
 	}
 	if err == nil {
 		err = rec.check()
 	}
 	if err != nil {
 		return Record{}, sandboxer.E(sandboxer.Invalid, err, "the record of host %s is damaged: %v", name, err).
-			WithHint("mend %s, or upgrade if a newer sandboxer wrote it, or: sandboxer host rm --force %s", r.file(name), name)
+			WithHint("correct %s, or upgrade if a newer sandboxer wrote it, or: sandboxer host rm --force %s", r.file(name), name)
 	}
 	return rec, nil
 }
 
-// Hosts returns every record, by name. One that cannot be read is left out of the
-// list and told in the error; the others are returned with it.
+// Hosts returns every record, by name. A record that cannot be read is named in the error
+// and not in the list; the others are returned with it.
 func (r *Registry) Hosts() ([]Record, error) {
 	files, err := os.ReadDir(r.dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, sandboxer.E(sandboxer.Unavailable, err, "the hosts of this installation cannot be read").
-			WithHint("see that %s is a directory, and that the account that runs sandboxer may read it", r.dir)
+		return nil, sandboxer.E(sandboxer.Unavailable, err, "cannot read the hosts of this installation").
+			WithHint("check that %s is a directory, and that the account that runs sandboxer may read it", r.dir)
 	}
 	var all []Record
 	var errs []error

@@ -1,10 +1,12 @@
 package sshrun_test
 
 import (
+	"context"
 	"math"
 	"os"
 	"path/filepath"
 	"reflect"
+	"strings"
 	"testing"
 	"time"
 
@@ -54,26 +56,38 @@ func TestRegistry(t *testing.T) {
 	}
 }
 
+// A login shell that never comes to the command holds a look for a bounded time, not for one after the other.
+func TestProbeEnds(t *testing.T) {
+	t.Parallel()
+	s := sshtest.Start(t, sshtest.Options{Config: `ForceCommand exec sleep 1000`})
+	h := host(t, newPool(t, sshrun.Options{ConnectTimeout: time.Second}), s.Target())
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	_, err := h.Probe(ctx)
+	if ctx.Err() != nil || sandboxer.KindOf(err) != sandboxer.Unavailable || !strings.Contains(err.Error(), "did not finish within 6s") {
+		t.Errorf("%v; the test's own time is over: %v", err, ctx.Err())
+	}
+}
+
 func TestProbe(t *testing.T) {
-	both(t, func(t *testing.T, transport string) {
-		tools := t.TempDir()
-		s := sshtest.Start(t, sshtest.Options{Config: `ForceCommand PATH=` + tools + `:$PATH; export PATH; eval "$SSH_ORIGINAL_COMMAND"`})
-		for name, script := range map[string]string{"docker": "case $1 in version) echo 20.10.24;; compose) exit 1;; esac", "docker-compose": "echo 1.29.2"} {
-			os.WriteFile(filepath.Join(tools, name), []byte("#!/bin/sh\n"+script+"\n"), 0o755)
-		}
-		h := host(t, newPool(t, sshrun.Options{Transport: transport}), s.Target())
-		f, err := h.Probe(t.Context())
-		for tries := 0; tries < 5 && err == nil && math.Abs(f.ClockAhead) > 0.5; tries++ {
-			f, err = h.Probe(t.Context()) // the machine may have stood still in the middle of it
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		if f.Engine != "docker" || f.EngineVersion != "20.10.24" || f.Compose != "docker-compose" || f.ComposeVersion != "1.29.2" {
-			t.Errorf("engine and compose: %+v", f)
-		}
-		if f.Tools["tar"] == "" || f.DiskFree <= 0 || f.Processors < 1 || f.System == "" || f.Latency <= 0 || math.Abs(f.ClockAhead) > 0.5 {
-			t.Errorf("%+v", f)
-		}
-	})
+	leaveNothing(t)
+	tools := t.TempDir()
+	s := sshtest.Start(t, sshtest.Options{Config: `ForceCommand PATH=` + tools + `:$PATH; export PATH; eval "$SSH_ORIGINAL_COMMAND"`})
+	for name, script := range map[string]string{"docker": "case $1 in version) echo 20.10.24;; compose) exit 1;; esac", "docker-compose": "echo 1.29.2"} {
+		os.WriteFile(filepath.Join(tools, name), []byte("#!/bin/sh\n"+script+"\n"), 0o755)
+	}
+	h := host(t, newPool(t, sshrun.Options{}), s.Target())
+	f, err := h.Probe(t.Context())
+	for tries := 0; tries < 5 && err == nil && math.Abs(f.ClockAhead) > 0.5; tries++ {
+		f, err = h.Probe(t.Context()) // the machine may have stood still in the middle of it
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if f.Engine != "docker" || f.EngineVersion != "20.10.24" || f.Compose != "docker-compose" || f.ComposeVersion != "1.29.2" {
+		t.Errorf("engine and compose: %+v", f)
+	}
+	if f.Tools["tar"] == "" || f.DiskFree <= 0 || f.Processors < 1 || f.System == "" || f.Latency <= 0 || math.Abs(f.ClockAhead) > 0.5 {
+		t.Errorf("%+v", f)
+	}
 }

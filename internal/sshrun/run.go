@@ -19,15 +19,16 @@ import (
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/capture"
 	"github.com/sand-boxer/sandboxer/internal/marked"
 )
 
-// Cmd is a command for a host, with its streams. All but Script is as in
+// Cmd is a command for a host, with its streams. Everything except Script is as in
 // sandboxer.Cmd.
 type Cmd struct {
 	// Script is text for /bin/sh, with Args as its $1, $2 and so on. If it is empty,
-	// Args is the command itself, found through PATH. Values get into a script as
-	// arguments and by no other way.
+	// Args is the command itself, found through PATH. Pass values to a script only as
+	// arguments.
 	Script         string
 	Args           []string
 	Env            map[string]string
@@ -40,9 +41,9 @@ type Cmd struct {
 }
 
 // These are the only text that the login shell sees, whichever shell it is: no newline, backslash, exclamation mark or single quote may be within the
-// single quotes. ${IFS#??} is a newline. Each line of the script is told from the end
-// by its first character; without the end nothing is run. A bash takes a broken character
-// at the end of a line together with that end, unless it is told not to know any. With a terminal the
+// single quotes. ${IFS#??} is a newline. The first character distinguishes each line of the script
+// from the end; without the end nothing is run. A bash takes a broken character
+// at the end of a line together with that end, unless its locale knows no such characters. With a terminal the
 // script must neither be echoed nor edited.
 const (
 	loop    = `s=;n=${IFS#??};while LC_ALL=C IFS= read -r l;do case $l in .)%seval "$s";exit;;esac;s=$s${l#?}$n;done;exit 125`
@@ -51,12 +52,12 @@ const (
 	restore = `stty "$g";`
 )
 
-// runVar is the variable that tells what a command started.
+// runVar is the variable that marks what a command started.
 const runVar = "SANDBOXER_RUN"
 
-// boot is the command that runs what is sent to it. run, the value of SANDBOXER_RUN,
-// is in the arguments of the shell too: a shell's own environment, as others see it,
-// is the one that it was started with.
+// boot is the command that runs the script that is sent to it. run, the value of SANDBOXER_RUN,
+// is in the arguments of the shell too: others see a shell's own environment as it
+// was at its start.
 func boot(run string, tty bool) string {
 	script := begin + strings.Replace(loop, "%s", "", 1)
 	if tty {
@@ -66,10 +67,10 @@ func boot(run string, tty bool) string {
 }
 
 // text is the script that the boot loop runs for c. The command runs in a child that
-// the shell waits for, since a shell can say 128+n of a child that a signal killed,
+// the shell waits for, since a shell can report 128+n for a child that a signal killed,
 // where the control protocol of ssh could not; the traps let the shell outlive
-// signals that are sent to the whole group. Descriptor 3 keeps the shell's own words
-// about such a child apart from the command's.
+// signals that are sent to the whole group. Descriptor 3 keeps the shell's own messages
+// about such a child apart from the command's output.
 func (c *Cmd) text(mark string) (string, error) {
 	var b strings.Builder
 	if err := errors.Join(checkWords("the command", c.Args...), checkWords("the script", c.Script), checkWords("the directory", c.Dir)); err != nil {
@@ -86,7 +87,7 @@ func (c *Cmd) text(mark string) (string, error) {
 		fmt.Fprintf(&b, "export %s=%s\n", k, Quote(c.Env[k]))
 	}
 	if c.Dir != "" {
-		// CDPATH would make cd go elsewhere and say so.
+		// With CDPATH, cd could go elsewhere and print that.
 		fmt.Fprintf(&b, "CDPATH= cd %s 2>/dev/null || { echo %s -; exit 125; }\n", Quote(dirWord(c.Dir)), mark)
 	}
 	if len(c.Args) > 0 {
@@ -132,23 +133,25 @@ func token() string {
 }
 
 // lateOutput is how long an ended command's outputs, held open by something that it
-// started, may be silent before they are let go.
+// started, may be silent before they are closed. A server reports the end of a command
+// before it has passed on all that the command wrote, and a busy one may take longer than
+// this for the rest: so a later command must have come to its end on the same connection, too.
 const lateOutput = 500 * time.Millisecond
 
 // ErrOutput is the cause of an error of Run that says that c's Stdout or Stderr failed.
-var ErrOutput = errors.New("passing on what the command said")
+var ErrOutput = errors.New("copying the command's output")
 
 // Run runs c to its end, as sandboxer.Execer describes: a non-zero exit is a result,
-// 127 is a command that is not there, and when ctx ends c is killed with what it
+// 127 is a command that does not exist, and when ctx ends c is killed with what it
 // started, before Run returns, if the host can be reached to do it. Output that a
-// process left behind still writes after c has ended is lost. Invalid: c cannot be
+// remaining process writes after c has ended is lost. Invalid: c cannot be
 // sent, or its Dir cannot be entered. ErrLost: the connection broke after c was sent.
 func (h *Host) Run(ctx context.Context, c Cmd) (sandboxer.Exit, error) {
 	return h.run(ctx, c, command)
 }
 
-// Ask runs c as Run does, in the room that is kept for ending commands: it gets to the
-// host also when commands have taken all of theirs. It is for short questions.
+// Ask runs c as Run does, in the sessions that are reserved for ending commands: it reaches the
+// host even if commands have taken all others. It is for short questions.
 func (h *Host) Ask(ctx context.Context, c Cmd) (sandboxer.Exit, error) {
 	return h.run(ctx, c, spare)
 }
@@ -159,13 +162,13 @@ func (h *Host) run(ctx context.Context, c Cmd, as use) (sandboxer.Exit, error) {
 	if err != nil {
 		return sandboxer.Exit{}, err
 	}
-	var s session
+	var s *session
 	var l *link
 	if err := ctx.Err(); err != nil {
 		return sandboxer.Exit{}, failure(ctx, h.target, err, "a command")
 	}
 	if sh := h.takeShell(ctx, c.TTY); sh != nil {
-		s, l, run = sh, sh.l, sh.run
+		s, l, run = sh.session, sh.l, sh.run
 	} else if s, l, err = h.start(ctx, boot(run, c.TTY != nil), c.TTY, as); err != nil {
 		return sandboxer.Exit{}, err
 	}
@@ -207,19 +210,19 @@ func (h *Host) run(ctx context.Context, c Cmd, as use) (sandboxer.Exit, error) {
 	over := false
 	select {
 	case e := <-s.exit():
-		if r.drain(ctx) {
+		if r.drain(ctx, l) {
 			return r.result(ctx, l, e, run)
 		}
 		if ctx.Err() == nil {
 			s.close()
 			return sandboxer.Exit{}, h.target.fault(ErrUnreachable, "its connections are closed")
 		}
-		over = true // but for what it left behind
+		over = true // except what it left behind
 	case <-ctx.Done():
 	case <-r.unheard:
 	}
 	if as == ending {
-		// It ends by itself.
+		// It ends on its own.
 	} else if !h.kill(l, run, out.pid.Load()) {
 		h.owe(run)
 	} else if !over {
@@ -230,7 +233,7 @@ func (h *Host) run(ctx context.Context, c Cmd, as use) (sandboxer.Exit, error) {
 		}
 	}
 	s.close()
-	// Whoever takes the output may have stopped to.
+	// The reader of the output may have stopped reading.
 	done := make(chan struct{})
 	go func() { r.outputs.Wait(); close(done) }()
 	select {
@@ -247,7 +250,7 @@ func (h *Host) run(ctx context.Context, c Cmd, as use) (sandboxer.Exit, error) {
 type running struct {
 	h       *Host
 	c       *Cmd
-	s       session
+	s       *session
 	out     *opening
 	ready   chan struct{} // closed when the script has begun
 	ended   chan struct{} // closed when Run returns
@@ -256,7 +259,7 @@ type running struct {
 	outputs sync.WaitGroup
 	sent    atomic.Int64 // when the header went
 	last    atomic.Int64 // when output was passed on last
-	passing atomic.Int32 // outputs that somebody is taking
+	passing atomic.Int32 // outputs that are being read
 	wfail   atomic.Pointer[error]
 }
 
@@ -280,8 +283,8 @@ func (r *running) feed(header []byte) {
 		w.Close()
 		return
 	}
-	// A terminal says that there is no input by a character, and only once the script
-	// runs: before, it is not being edited.
+	// A terminal signals the end of input by a character, and only once the script
+	// runs: before, the terminal does not edit lines.
 	select {
 	case <-r.ready:
 		w.Write([]byte{4})
@@ -311,12 +314,13 @@ func (r *running) copyOut(o *opening, from io.Reader) {
 	}
 }
 
-// drain waits for the outputs to end, or to have nothing more to say. Whoever takes them may
+// drain waits for the outputs to end, or to fall silent. Their readers may
 // take their time, until ctx ends or the pool is closed: then false.
-func (r *running) drain(ctx context.Context) bool {
+func (r *running) drain(ctx context.Context, l *link) bool {
 	done := make(chan struct{})
 	go func() { r.outputs.Wait(); close(done) }()
 	ended, silent := time.Now(), false
+	var passed chan struct{} // closed when l has passed on what came before a later command
 	for {
 		select {
 		case <-done:
@@ -327,11 +331,26 @@ func (r *running) drain(ctx context.Context) bool {
 			return false
 		case <-time.After(lateOutput / 5):
 		}
+		heard := false
+		select {
+		case <-passed:
+			heard = true
+		default:
+		}
 		last := time.Unix(0, r.last.Load())
 		if last.Before(ended) {
 			last = ended
 		}
-		if !silent && r.passing.Load() == 0 && time.Since(last) > lateOutput {
+		switch {
+		case silent, r.passing.Load() > 0, time.Since(last) <= lateOutput:
+		case passed == nil:
+			passed = make(chan struct{})
+			go func() {
+				defer close(passed)
+				r.h.catchUp(ctx, l)
+				r.last.Store(time.Now().UnixNano()) // ssh may report the end of a session shortly before it writes the output
+			}()
+		case heard:
 			silent = true
 			r.s.close()
 		}
@@ -383,7 +402,7 @@ func (r *running) result(ctx context.Context, l *link, e ended, run string) (san
 		}
 		said := tidy(string(r.out.noise))
 		if r.c.TTY != nil && e.code == 124 {
-			return sandboxer.Exit{}, sandboxer.E(sandboxer.Unsupported, errors.New(said), "host %s has no stty, which a terminal needs", t.Name)
+			return sandboxer.Exit{}, sandboxer.E(sandboxer.Unsupported, errors.New(said), "a terminal needs stty, which host %s does not have", t.Name)
 		}
 		if e.code == 125 && said == "" {
 			// The loop's own end: its input was cut.
@@ -392,10 +411,10 @@ func (r *running) result(ctx context.Context, l *link, e ended, run string) (san
 		return sandboxer.Exit{}, t.fault(ErrShell, strings.TrimSpace("exit status "+strconv.Itoa(e.code)+" "+said))
 	}
 	if r.out.refused {
-		return sandboxer.Exit{}, invalid("directory %q on host %s cannot be entered", r.c.Dir, t.Name)
+		return sandboxer.Exit{}, invalid("cannot change to the directory %q on host %s", r.c.Dir, t.Name)
 	}
 	if !e.known {
-		// The connection may be noticed to be gone a little later than the session.
+		// The end of the connection may be noticed a little later than that of the session.
 		select {
 		case <-l.done():
 		case <-time.After(200 * time.Millisecond):
@@ -445,7 +464,7 @@ func (o *opening) write(p []byte) error {
 	for !o.line {
 		i := bytes.Index(o.noise, o.mark)
 		if i < 0 {
-			// Only the end may hold the beginning of a mark.
+			// A mark may begin only at the end.
 			if keep := 64 << 10; len(o.noise) > 2*keep {
 				o.noise = append(o.noise[:0], o.noise[len(o.noise)-keep:]...)
 			}
@@ -490,13 +509,13 @@ func (o *opening) pass(p []byte) error {
 // killTime bounds ending a command on a host that answers.
 const killTime = 10 * time.Second
 
-// kill ends run, of which pid leads the process group if it is not 0. false: the host
+// kill ends run. If pid is not 0, it leads run's process group. false: the host
 // could not be reached to do it.
 func (h *Host) kill(l *link, run string, pid int64) bool {
 	ctx, cancel := context.WithTimeout(h.pool.ctx, killTime)
 	defer cancel()
 	go func() {
-		// A kill over a connection that is gone would wait for a new one.
+		// A kill over a lost connection would wait for a new one.
 		select {
 		case <-l.done():
 			cancel()
@@ -516,7 +535,7 @@ func (h *Host) kill(l *link, run string, pid int64) bool {
 
 // Kill ends, at once, every process on the host that has the variable name with that
 // value in its environment and that the account may end. Failed: some would not end.
-// On a host without /proc nothing is found; what can be done there is Unsupported.
+// On a host without /proc nothing is found, and the error is Unsupported.
 func (h *Host) Kill(ctx context.Context, name, value string) error {
 	if err := errors.Join(checkName(name), checkWords("the value", value)); err != nil {
 		return err
@@ -526,9 +545,9 @@ func (h *Host) Kill(ctx context.Context, name, value string) error {
 	case err != nil:
 		return err
 	case exit.Code == 4:
-		return sandboxer.E(sandboxer.Unsupported, nil, "host %s has no /proc to find processes by their environment", h.target.Name)
+		return sandboxer.E(sandboxer.Unsupported, nil, "finding processes by their environment needs /proc, which host %s does not have", h.target.Name)
 	case exit.Code != 0:
-		return sandboxer.E(sandboxer.Failed, errors.New(said), "some processes on host %s with %s=%s could not be ended", h.target.Name, name, value)
+		return sandboxer.E(sandboxer.Failed, errors.New(said), "some processes on host %s with %s=%s did not end", h.target.Name, name, value)
 	}
 	return nil
 }
@@ -540,7 +559,7 @@ func (h *Host) owe(run string) {
 	h.debts = append(h.debts, run)
 }
 
-// settle kills, beside what goes on, what was owed.
+// settle kills owed runs in the background.
 func (h *Host) settle() {
 	h.mu.Lock()
 	debts := h.debts
@@ -568,20 +587,20 @@ func (h *Host) Output(ctx context.Context, script string, args ...string) ([]byt
 }
 
 func (h *Host) output(ctx context.Context, as use, script string, args ...string) ([]byte, error) {
-	var said bytes.Buffer
-	out, exit, err := h.capture(ctx, Cmd{Script: script, Args: args, Stderr: &limited{&said, 16 << 10}}, MaxAnswer, as)
+	said := &capture.First{Max: 16 << 10}
+	out, exit, err := h.capture(ctx, Cmd{Script: script, Args: args, Stderr: said}, MaxAnswer, as)
 	if err == nil && exit.Code != 0 {
 		err = sandboxer.E(sandboxer.Failed, &exitError{exit, tidy(said.String())}, "a command on host %s failed", h.target.Name)
 	}
 	return out, err
 }
 
-// MaxAnswer is how much of what a command says is read as a whole, in bytes, where no more
+// MaxAnswer is how much of a command's output is read as a whole, in bytes, where no more
 // is expected.
 const MaxAnswer = 32 << 20
 
 // Capture runs c as Run does and returns what it wrote to stdout. A host, and what guests left
-// there, may say anything: a command that writes more than most bytes is ended, and the error
+// there, may send anything: a command that writes more than most bytes is ended, and the error
 // is of the kind Failed.
 func (h *Host) Capture(ctx context.Context, c Cmd, most int) ([]byte, sandboxer.Exit, error) {
 	return h.capture(ctx, c, most, command)
@@ -592,7 +611,7 @@ func (h *Host) capture(ctx context.Context, c Cmd, most int, as use) ([]byte, sa
 	defer cancel(nil)
 	out := &answer{most: most, over: func() {
 		cancel(sandboxer.E(sandboxer.Failed, nil, "host %s: an answer is longer than %d bytes", h.target.Name, most).
-			WithHint("look there at what has become so large or so many"))
+			WithHint("check what has grown there: files, containers or images"))
 	}}
 	c.Stdout = out
 	exit, err := h.run(ctx, c, as)
@@ -602,7 +621,7 @@ func (h *Host) capture(ctx context.Context, c Cmd, most int, as use) ([]byte, sa
 	return out.b.Bytes(), exit, err
 }
 
-// An answer keeps what is written to it, and tells once when that is more than it may.
+// An answer keeps what is written to it, and reports once when that exceeds its limit.
 type answer struct {
 	most int
 	over func()
@@ -632,8 +651,8 @@ func (a *answer) isOver() bool {
 }
 
 func (h *Host) said(ctx context.Context, script string, args []string) (sandboxer.Exit, string, error) {
-	var said bytes.Buffer
-	exit, err := h.Run(ctx, Cmd{Script: script, Args: args, Stderr: &limited{&said, 16 << 10}})
+	said := &capture.First{Max: 16 << 10}
+	exit, err := h.Run(ctx, Cmd{Script: script, Args: args, Stderr: said})
 	return exit, tidy(said.String()), err
 }
 
@@ -644,8 +663,8 @@ type exitError struct {
 
 func (e *exitError) Error() string { return fmt.Sprintf("exit status %d: %s", e.exit.Code, e.said) }
 
-// ExitOf returns how the command ended whose non-zero exit err is, with what it said
-// on stderr: on one line, but for what Archive and Replace return.
+// ExitOf returns the exit of the command whose non-zero exit is err, with its output on
+// stderr: on one line, except for errors of Archive and Replace.
 func ExitOf(err error) (exit sandboxer.Exit, said string, ok bool) {
 	var e *exitError
 	if !errors.As(err, &e) {
@@ -654,18 +673,7 @@ func ExitOf(err error) (exit sandboxer.Exit, said string, ok bool) {
 	return e.exit, e.said, true
 }
 
-// limited keeps the first n bytes.
-type limited struct {
-	b *bytes.Buffer
-	n int
-}
-
-func (l *limited) Write(p []byte) (int, error) {
-	l.b.Write(p[:min(len(p), max(0, l.n-l.b.Len()))])
-	return len(p), nil
-}
-
-// answered notes how long the host took to begin with a command.
+// answered notes how long the host took to begin a command.
 func (h *Host) answered(d time.Duration) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -674,7 +682,7 @@ func (h *Host) answered(d time.Duration) {
 	}
 }
 
-// latency is the least time in which the host ever answered: a round trip, and a
+// latency is the shortest time in which the host ever answered: a round trip, and a
 // little for a shell to start.
 func (h *Host) latency() time.Duration {
 	h.mu.Lock()

@@ -9,11 +9,11 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// A shell waits on a host for a script, as [boot] leaves it: who finds one is spared the
-// round trips and the processes that it takes to get there. A command is mostly followed
-// by another one soon, so that the first makes one ready for the next.
+// A shell waits on a host for a script, as [boot] leaves it: a command that finds one avoids the
+// round trips and the processes that it takes to get there. Mostly another command follows
+// soon, so each command makes a shell ready for the next.
 type shell struct {
-	session
+	*session
 	l   *link
 	run string // its SANDBOXER_RUN
 	old *time.Timer
@@ -21,18 +21,18 @@ type shell struct {
 
 const (
 	// shellTime is how long a shell waits. A connection that falls silent loses what was
-	// sent over it, where the start of a session would have failed and been made up for:
+	// sent over it, where starting a session would have failed and been repeated:
 	// so it must not be long.
 	shellTime = 3 * time.Second
 	// shellsWaiting is how many may wait at once.
 	shellsWaiting = 2
 )
 
-// roomy reports whether a session on l is missed by nobody.
+// roomy reports whether l has a session to spare.
 func (l *link) roomy() bool { return l.sessions+1 <= l.limit/2 }
 
-// ready sees to it that n shells wait, or are about to, on a host that has ever begun with a
-// command; new ones on l, beside what goes on.
+// ready ensures that n shells wait, or are about to, on a host that has ever begun a
+// command. It starts new ones on l in the background.
 func (h *Host) ready(l *link, n int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -73,9 +73,9 @@ func (h *Host) startShell(l *link) {
 	h.release(l, false)
 }
 
-// takeShell returns a shell that waits, with its place on its connection, or nil: one that
-// is just being started is there sooner than another one would be. It is of no use where
-// a terminal is wanted.
+// takeShell returns a waiting shell, with its session on its connection, or nil. It waits for
+// a shell that is just being started: that is faster than starting another. A shell is of no use
+// where a terminal is wanted.
 func (h *Host) takeShell(ctx context.Context, tty *sandboxer.WinSize) *shell {
 	if tty != nil {
 		return nil
@@ -122,7 +122,7 @@ func (h *Host) part(sh *shell) {
 	h.wake()
 }
 
-// dismiss gives up a shell that nobody wanted.
+// dismiss gives up an unused shell.
 func (h *Host) dismiss(sh *shell) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -146,7 +146,7 @@ func (h *Host) dismissAll(l *link) bool {
 	return len(h.shells) < n
 }
 
-// tight has no shell wait on the host from now on, and reports whether that gives room.
+// tight lets no shell wait on the host from now on, and reports whether that frees a session.
 func (h *Host) tight() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()

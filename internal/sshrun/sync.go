@@ -1,7 +1,6 @@
 package sshrun
 
 import (
-	"archive/tar"
 	"bufio"
 	"bytes"
 	"context"
@@ -11,9 +10,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"maps"
 	"os"
-	"os/exec"
 	"path"
 	"path/filepath"
 	"slices"
@@ -26,26 +23,15 @@ import (
 	"github.com/klauspost/compress/zstd"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/capture"
 )
 
 // SyncOptions say how a tree is copied. The zero value copies what differs and
 // deletes nothing.
 type SyncOptions struct {
-	// Delete removes from the destination what the source does not have. What is
-	// ignored stays.
+	// Delete removes from the destination what the source does not have. Ignored
+	// files stay.
 	Delete bool
-	// Ignore are patterns as in [IgnoreFile], after those of that file.
-	Ignore []string
-	// Checksum compares the content of files of the same size and time too.
-	Checksum bool
-	// Method is what carries the data: "" for a tar stream of whole files, "rsync"
-	// for the user's rsync, which sends only the differing parts of a file. Both
-	// need to know what differs, which is found out in the same way.
-	Method string
-	// Compress is "" for by the way's length, "always" or "never".
-	Compress string
-	// MaxBytes bounds what Pull takes; 0 means no bound.
-	MaxBytes int64
 }
 
 // SyncStats say what a copy did.
@@ -68,11 +54,10 @@ type entry struct {
 	target string
 }
 
-// listing prints every name below $1 with what is known of it, first what the host
-// has to offer. $2: make the directory first.
+// listing makes the directory $1 and prints every name below it with its metadata,
+// after the capabilities of the host.
 const listing = `
-[ -z "$2" ] || mkdir -p -- "$1" || exit
-cd -- "$1" || exit
+mkdir -p -- "$1" && cd -- "$1" || exit
 z=0; command -v zstd >/dev/null 2>&1 && z=1
 export LC_ALL=C
 if find . -prune -printf '' >/dev/null 2>&1; then
@@ -96,23 +81,19 @@ type manifest struct {
 	zstd    bool
 }
 
-// maxListing is how much is read of a list of files, in bytes: of a million and more.
+// maxListing bounds a list of files, in bytes: enough for a million files and more.
 const maxListing = 128 << 20
 
-func (h *Host) list(ctx context.Context, dir string, make bool) (*manifest, error) {
-	var said bytes.Buffer
-	flag := ""
-	if make {
-		flag = "1"
-	}
-	out, exit, err := h.Capture(ctx, Cmd{Script: listing, Args: []string{dir, flag}, Stderr: &limited{&said, 8 << 10}}, maxListing)
+func (h *Host) list(ctx context.Context, dir string) (*manifest, error) {
+	said := &capture.First{Max: 8 << 10}
+	out, exit, err := h.Capture(ctx, Cmd{Script: listing, Args: []string{dir}, Stderr: said}, maxListing)
 	if err != nil {
 		return nil, err
 	}
 	if exit.Code != 0 && len(out) == 0 {
-		return nil, sandboxer.E(sandboxer.Failed, &exitError{exit, tidy(said.String())}, "directory %s on host %s cannot be used (%s)", dir, h.target.Name, tidy(said.String()))
+		return nil, sandboxer.E(sandboxer.Failed, &exitError{exit, tidy(said.String())}, "cannot use the directory %s on host %s (%s)", dir, h.target.Name, tidy(said.String()))
 	}
-	// A name that vanished while it was listed is an exit status, and no loss.
+	// A name that vanished while it was listed changes the exit status, and is no loss.
 	return parseListing(out)
 }
 
@@ -120,7 +101,7 @@ func parseListing(data []byte) (*manifest, error) {
 	head, data, _ := bytes.Cut(data, []byte("\n"))
 	how, z, _ := strings.Cut(string(head), " ")
 	m := &manifest{entries: map[string]entry{}, how: how, zstd: z == "1"}
-	damaged := sandboxer.E(sandboxer.Failed, nil, "the host's list of files cannot be read")
+	damaged := sandboxer.E(sandboxer.Failed, nil, "cannot read the host's list of files")
 	put := func(name string, e entry) bool {
 		name = strings.TrimPrefix(name, "./")
 		if name == "" || name == "." {
@@ -255,9 +236,9 @@ func unixMode(m fs.FileMode) uint32 {
 	return n
 }
 
-// compare judges whether what is at the destination will do. unsure: only the
-// content can tell.
-func compare(from, to entry, checksum bool) (same, unsure bool) {
+// compare decides whether the file at the destination is the same. unsure: only the
+// content shows that.
+func compare(from, to entry) (same, unsure bool) {
 	if from.typ != to.typ {
 		return false, false
 	}
@@ -265,20 +246,20 @@ func compare(from, to entry, checksum bool) (same, unsure bool) {
 	case 'd':
 		return from.mode == to.mode, false
 	case 'l':
-		return to.target == from.target && (to.target != "" || from.target == "") && !to.whole && !from.whole, false
+		return to.target == from.target && (to.target != "" || from.target == "") && !to.whole, false
 	}
 	if from.mode != to.mode || from.size != to.size {
 		return false, false
 	}
 	if from.sec != to.sec {
-		// A checkout sets every time anew. Small files are sent in the time it
+		// A checkout gives every file a new time. Small files are sent in the time it
 		// takes to ask.
 		return false, from.size >= 256<<10
 	}
 	if from.nsec == to.nsec {
-		return true, checksum
+		return true, false
 	}
-	return false, from.whole || to.whole || from.size >= 256<<10
+	return false, to.whole || from.size >= 256<<10
 }
 
 const hashScript = `cd -- "$1" && f=$(mktemp) || exit
@@ -287,13 +268,13 @@ cat >"$f"
 rm -f "$f"; exit $r`
 
 // hashes returns the SHA-256 of files of the host, by name; those that it could not
-// tell are missing.
+// hash are missing.
 func (h *Host) hashes(ctx context.Context, dir string, names []string) (map[string]string, error) {
 	var list bytes.Buffer
 	for _, n := range names {
 		list.WriteString("./" + n + "\x00")
 	}
-	// For each name at most one line, of 68 bytes beside it, where it has none to escape.
+	// For each name at most one line, of 68 bytes plus the name, where it has none to escape.
 	out, _, err := h.Capture(ctx, Cmd{Script: hashScript, Args: []string{dir, strconv.Itoa(list.Len())}, Stdin: &list}, 2*list.Len()+80*len(names))
 	sums := map[string]string{}
 	for line := range strings.Lines(string(out)) {
@@ -325,8 +306,8 @@ type plan struct {
 	bytes  int64
 }
 
-// differ makes the plan. tell says, of names about which only the content can, which
-// are the same.
+// differ makes the plan. tell says which names are the same, for those where only the
+// content shows that.
 func differ(from, to map[string]entry, o SyncOptions, ig ignore, tell func([]string) (map[string]bool, error)) (*plan, error) {
 	var p plan
 	var unsure []string
@@ -334,7 +315,7 @@ func differ(from, to map[string]entry, o SyncOptions, ig ignore, tell func([]str
 		is, there := to[name]
 		same, ask := false, false
 		if there && is.typ != 0 {
-			same, ask = compare(e, is, o.Checksum)
+			same, ask = compare(e, is)
 		}
 		switch {
 		case ask:
@@ -406,7 +387,7 @@ func topmost(names []string) []string {
 // It may be repeated after any failure, and what arrived is not sent again: a file
 // has its time only once it is whole.
 //
-// Kinds: Invalid when local is not a directory or Ignore cannot be read, Failed when
+// Kinds: Invalid when local is not a directory or its ignore file cannot be read, Failed when
 // the host cannot write there, Conflict when local changes faster than it can be read.
 func (h *Host) Push(ctx context.Context, local, remote string, o SyncOptions) (SyncStats, error) {
 	for try := 0; ; try++ {
@@ -414,24 +395,14 @@ func (h *Host) Push(ctx context.Context, local, remote string, o SyncOptions) (S
 		if c := (*changedError)(nil); errors.As(err, &c) && try < 2 {
 			continue
 		} else if errors.As(err, &c) {
-			err = sandboxer.E(sandboxer.Conflict, err, "%s changes while it is copied", filepath.Join(local, c.name))
+			err = sandboxer.E(sandboxer.Conflict, err, "%s changed while it was copied", filepath.Join(local, c.name))
 		}
 		return stats, err
 	}
 }
 
-func (o SyncOptions) check() error {
-	if o.Method != "" && o.Method != "rsync" {
-		return invalid("%q is not a way to copy files", o.Method).WithHint("want rsync, or nothing for a tar stream")
-	}
-	if o.Compress != "" && o.Compress != "always" && o.Compress != "never" {
-		return invalid("compression is always, never or, left out, by the way's length; not %q", o.Compress)
-	}
-	return nil
-}
-
 func (h *Host) push(ctx context.Context, local, remote string, o SyncOptions) (stats SyncStats, err error) {
-	if err := errors.Join(o.check(), checkWords("the directory", remote)); err != nil {
+	if err := checkWords("the directory", remote); err != nil {
 		return stats, err
 	}
 	if fi, err := os.Stat(local); err != nil || !fi.IsDir() {
@@ -444,14 +415,14 @@ func (h *Host) push(ctx context.Context, local, remote string, o SyncOptions) (s
 	if data, err := os.ReadFile(filepath.Join(local, IgnoreFile)); err == nil {
 		lines = strings.Split(string(data), "\n")
 	}
-	ig, err := parseIgnore(append(lines, o.Ignore...))
+	ig, err := parseIgnore(lines)
 	if err != nil {
 		return stats, err
 	}
 	var there *manifest
 	var lerr error
 	var wg sync.WaitGroup
-	wg.Go(func() { there, lerr = h.list(ctx, remote, true) })
+	wg.Go(func() { there, lerr = h.list(ctx, remote) })
 	here, skipped, err := walk(local, ig)
 	wg.Wait()
 	if err != nil {
@@ -483,20 +454,12 @@ func (h *Host) push(ctx context.Context, local, remote string, o SyncOptions) (s
 	if len(p.send) == 0 && len(inline) == 0 {
 		return stats, nil
 	}
-	if o.Method == "rsync" {
-		if len(inline) > 0 {
-			if err := h.removeMany(ctx, remote, inline); err != nil {
-				return stats, err
-			}
-		}
-		return stats, h.rsync(ctx, local, remote, p.send, o)
-	}
-	return stats, h.sendTar(ctx, local, remote, here, p.send, inline, there.zstd, p.bytes, o)
+	return stats, h.sendTar(ctx, local, remote, here, p.send, inline, there.zstd, p.bytes)
 }
 
 // removeMany deletes names below dir that are too many for a command. They are
-// counted before anything is deleted: the last of a list that was cut would be
-// another name.
+// counted before anything is deleted: if the list were cut, the last name would be
+// another one.
 func (h *Host) removeMany(ctx context.Context, dir string, names []string) error {
 	var list bytes.Buffer
 	for _, n := range names {
@@ -510,8 +473,8 @@ rm -f "$f"; exit $r`, []string{dir, strconv.Itoa(list.Len())}, &list)
 }
 
 func (h *Host) feedScript(ctx context.Context, script string, args []string, in io.Reader) (sandboxer.Exit, string, error) {
-	var said bytes.Buffer
-	exit, err := h.Run(ctx, Cmd{Script: script, Args: args, Stdin: in, Stderr: &limited{&said, 8 << 10}})
+	said := &capture.First{Max: 8 << 10}
+	exit, err := h.Run(ctx, Cmd{Script: script, Args: args, Stdin: in, Stderr: said})
 	return exit, tidy(said.String()), err
 }
 
@@ -526,7 +489,7 @@ func (h *Host) stepped(exit sandboxer.Exit, said string, err error, what string)
 	return sandboxer.E(kind, &exitError{exit, said}, "%s on host %s failed (%s)", what, h.target.Name, tidy(said))
 }
 
-// extract unpacks a tar stream in $1 after it has deleted the other arguments but $2,
+// extract unpacks a tar stream in $1 after it has deleted the other arguments except $2,
 // which says whether the stream is compressed.
 const extract = `cd -- "$1" || exit
 z=$2; shift 2
@@ -534,16 +497,16 @@ z=$2; shift 2
 if [ "$z" = 1 ]; then zstd -dqc | tar -xpof -; else exec tar -xpof -; fi`
 
 const (
-	// farAway is the answer time from which on a host is so far away that sending
-	// less, and over several channels at once, is worth the work: a channel's window
+	// farAway is the answer time from which on it pays to send less to a host,
+	// and over several channels at once: a channel's window
 	// is 2 MiB for each round trip.
 	farAway = 20 * time.Millisecond
 	streams = 4
 )
 
-func (h *Host) sendTar(ctx context.Context, local, remote string, here map[string]entry, names, remove []string, canZstd bool, size int64, o SyncOptions) error {
+func (h *Host) sendTar(ctx context.Context, local, remote string, here map[string]entry, names, remove []string, canZstd bool, size int64) error {
 	far := h.latency() > farAway
-	z := canZstd && (o.Compress == "always" || o.Compress == "" && far && size > 64<<10)
+	z := canZstd && far && size > 64<<10
 	flag := "0"
 	if z {
 		flag = "1"
@@ -569,7 +532,7 @@ func (h *Host) sendTar(ctx context.Context, local, remote string, here map[strin
 		wg.Go(func() {
 			src := &tarSource{root: local, entries: here, names: part, zstd: z, workers: max(1, 2/len(parts))}
 			exit, said, err := h.feedScript(ctx, extract, args, src)
-			// What broke at the other end is told there; what could not be read here is not.
+			// An error at the other end is reported there; a local read error is not.
 			serr := src.err()
 			if c := (*changedError)(nil); serr != nil && ctx.Err() == nil && (isFault(serr) || errors.As(serr, &c) && err == nil || err == nil && exit.Code == 0) {
 				errs[i] = serr
@@ -582,10 +545,10 @@ func (h *Host) sendTar(ctx context.Context, local, remote string, here map[strin
 	return errors.Join(errs...)
 }
 
-// split deals names, which are sorted, out to n streams of about the same size that are
-// unpacked at once. Each has the directories of its own files before them, also where
-// others have them too: a tar that lacks a directory, and finds it made by another one when
-// it is about to make it, gives up.
+// split divides names, which are sorted, among n streams of about the same size that are
+// unpacked at once. Each has the directories of its own files before them, even if
+// others have them too: a tar that lacks a directory, and finds that another one made it
+// just before it does, gives up.
 func split(here map[string]entry, names []string, n int) [][]string {
 	parts := make([][]string, n)
 	sums := make([]int64, n)
@@ -620,7 +583,7 @@ func split(here map[string]entry, names []string, n int) [][]string {
 	return parts
 }
 
-// changedError is a file that was not what it had been when it was listed.
+// changedError is a file that changed after it was listed.
 type changedError struct{ name string }
 
 func (e *changedError) Error() string { return e.name + " changed while it was read" }
@@ -632,8 +595,8 @@ type tarSource struct {
 	names   []string
 	zstd    bool
 	workers int
-	// What went wrong first. The host may be done with the stream, and the command
-	// have ended, before the writing of it has returned.
+	// The first error. The host may be done with the stream, and the command
+	// have ended, before writing the stream has returned.
 	failed atomic.Pointer[error]
 }
 
@@ -673,7 +636,7 @@ func (s *tarSource) write(w io.Writer) error {
 		return err
 	}
 	defer root.Close()
-	// Names are sorted, so that what is in a directory comes together.
+	// Names are sorted, so that the files of a directory come together.
 	dir, in := "", (*os.Root)(nil)
 	defer func() {
 		if in != nil {
@@ -734,7 +697,7 @@ func (s *tarSource) write(w io.Writer) error {
 			var n int64
 			n, err = io.CopyBuffer(onlyWriter{to}, io.LimitReader(onlyReader{f}, e.size), buf)
 			if err == nil && n < e.size {
-				// The stream must go on; its time being another, the file is sent anew.
+				// The stream must go on. Since its time differs, the file is sent again.
 				changed(name)
 				_, err = io.CopyN(onlyWriter{to}, zeros{}, e.size-n)
 			}
@@ -767,271 +730,6 @@ type (
 
 func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
 
-func (h *Host) rsync(ctx context.Context, local, remote string, names []string, o SyncOptions) error {
-	program, err := exec.LookPath("rsync")
-	if err != nil {
-		return sandboxer.E(sandboxer.Unsupported, err, "there is no rsync on this machine").WithHint("install it, or leave the method out")
-	}
-	l, err := h.acquire(ctx, command, time.Now())
-	if err != nil {
-		return err
-	}
-	defer h.release(l, false)
-	words, ok := sshCommand(l.conn)
-	if !ok {
-		return sandboxer.E(sandboxer.Unsupported, nil, "rsync needs the transport openssh")
-	}
-	// It is told what differs, and must not judge anew by times in whole seconds.
-	args := []string{"-lptDI", "-s", "--no-recursive", "--dirs", "--from0", "--files-from=-", "-e", words}
-	if o.Compress == "always" || o.Compress == "" && h.latency() > farAway {
-		args = append(args, "-z")
-	}
-	if o.Checksum {
-		args = append(args, "-c")
-	}
-	cmd := exec.CommandContext(ctx, program, append(args, "--", local+"/", "host:"+remote+"/")...)
-	cmd.Stdin = strings.NewReader(strings.Join(names, "\x00") + "\x00")
-	said := &tailBuffer{}
-	cmd.Stderr, cmd.WaitDelay = said, time.Second
-	err = cmd.Run()
-	if e := (*exec.ExitError)(nil); errors.As(err, &e) && ctx.Err() == nil {
-		if e.ExitCode() == sandboxer.ExitNotFound || strings.Contains(said.String(), "not found") {
-			return sandboxer.E(sandboxer.Unsupported, err, "host %s has no rsync (%s)", h.target.Name, tidy(said.String()))
-		}
-		if !l.alive() || e.ExitCode() == 255 {
-			return h.target.fault(ErrLost, tidy(said.String()))
-		}
-		return h.stepped(sandboxer.Exit{Code: e.ExitCode()}, tidy(said.String()), nil, "rsync to "+remote)
-	}
-	return failure(ctx, h.target, err, "rsync")
-}
-
-// Pull makes the local directory like the one on the host, as Push does the other way.
-// Nothing that the host says leads out of local. Exhausted: it is more than MaxBytes.
-func (h *Host) Pull(ctx context.Context, remote, local string, o SyncOptions) (stats SyncStats, err error) {
-	if err := errors.Join(o.check(), checkWords("the directory", remote)); err != nil {
-		return stats, err
-	}
-	if o.Method != "" {
-		return stats, sandboxer.E(sandboxer.Unsupported, nil, "files are taken from a host by tar streams only")
-	}
-	ig, err := parseIgnore(o.Ignore)
-	if err != nil {
-		return stats, err
-	}
-	if err := os.MkdirAll(local, 0o755); err != nil {
-		return stats, sandboxer.E(sandboxer.Invalid, err, "directory %s cannot be made", local)
-	}
-	if local, err = filepath.EvalSymlinks(local); err != nil {
-		return stats, err
-	}
-	there, err := h.list(ctx, remote, false)
-	if err != nil {
-		return stats, err
-	}
-	maps.DeleteFunc(there.entries, func(name string, e entry) bool {
-		if e.typ != 0 && e.typ != 'f' && e.typ != 'd' && e.typ != 'l' {
-			stats.Skipped = append(stats.Skipped, name)
-			return true
-		}
-		return ig.below(name, e.typ == 'd')
-	})
-	here, _, err := walk(local, nil)
-	if err != nil {
-		return stats, sandboxer.E(sandboxer.Invalid, err, "%s cannot be read", local)
-	}
-	p, err := differ(there.entries, here, o, ig, func(names []string) (map[string]bool, error) {
-		sums, err := h.hashes(ctx, remote, names)
-		same := map[string]bool{}
-		for name, sum := range sums {
-			mine, err := hashFile(filepath.Join(local, name))
-			same[name] = err == nil && mine == sum
-		}
-		return same, err
-	})
-	if err != nil {
-		return stats, err
-	}
-	slices.Sort(stats.Skipped)
-	stats.Files, stats.Sent, stats.Bytes, stats.Deleted = len(there.entries), len(p.send), p.bytes, len(p.remove)
-	if o.MaxBytes > 0 && p.bytes > o.MaxBytes {
-		return stats, sandboxer.E(sandboxer.Exhausted, nil, "%s on host %s is %d bytes more than the %d allowed", remote, h.target.Name, p.bytes-o.MaxBytes, o.MaxBytes)
-	}
-	root, err := os.OpenRoot(local)
-	if err != nil {
-		return stats, err
-	}
-	defer root.Close()
-	for _, name := range p.remove {
-		if err := root.RemoveAll(name); err != nil {
-			return stats, err
-		}
-	}
-	return stats, h.fetch(ctx, remote, root, there, p.send, o.MaxBytes)
-}
-
-// fetch takes names from the host. Directories are made from the list; only the rest
-// is asked for, since a tar that is told a directory would add all that is in it.
-func (h *Host) fetch(ctx context.Context, remote string, root *os.Root, there *manifest, names []string, most int64) error {
-	var list bytes.Buffer
-	wanted := map[string]bool{}
-	var dirs, args []string // args: names for a tar that takes no list
-	for _, name := range names {
-		if there.entries[name].typ == 'd' {
-			dirs = append(dirs, name)
-			continue
-		}
-		wanted[name] = true
-		if list.WriteString("./" + name + "\x00"); there.how != "printf" {
-			args = append(args, "./"+name)
-		}
-	}
-	for _, d := range dirs {
-		if err := root.MkdirAll(d, 0o755); err != nil {
-			return err
-		}
-	}
-	var err error
-	if there.how == "printf" && len(wanted) > 0 {
-		z := there.zstd && h.latency() > farAway
-		script := `cd -- "$1" && exec tar --format=posix --pax-option=delete=atime,delete=ctime --no-recursion --null -cf - -T -`
-		if z {
-			// Its exit status hides tar's; a stream that tar broke off lacks names.
-			script = strings.Replace(script, "exec tar", "tar", 1) + " | zstd -1qc"
-		}
-		err = h.fetchTar(ctx, remote, root, Cmd{Script: script, Args: []string{remote}, Stdin: &list}, wanted, z, most)
-	}
-	for len(args) > 0 && err == nil {
-		n, size := 0, 0
-		for n < len(args) && size < 32<<10 {
-			size += len(args[n])
-			n++
-		}
-		err = h.fetchTar(ctx, remote, root, Cmd{Script: `cd -- "$1" && shift && exec tar -cf - -- "$@"`, Args: append([]string{remote}, args[:n]...)}, wanted, false, most)
-		args = args[n:]
-	}
-	if err == nil && len(wanted) > 0 {
-		err = sandboxer.E(sandboxer.Conflict, nil, "%s on host %s changed while it was copied", remote, h.target.Name)
-	}
-	if err != nil {
-		return err
-	}
-	// Modes at the end: one that forbids writing would forbid it to us.
-	for _, d := range slices.Backward(dirs) {
-		if err := root.Chmod(d, fileMode(there.entries[d].mode)); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// fetchTar unpacks the tar stream that cmd writes.
-func (h *Host) fetchTar(ctx context.Context, remote string, root *os.Root, cmd Cmd, wanted map[string]bool, z bool, most int64) error {
-	r, w := io.Pipe()
-	done := make(chan error, 1)
-	go func() {
-		err := unpack(root, r, wanted, z, most)
-		r.CloseWithError(errors.Join(err, io.ErrClosedPipe))
-		done <- err
-	}()
-	var said bytes.Buffer
-	cmd.Stdout, cmd.Stderr = w, &limited{&said, 8 << 10}
-	exit, err := h.Run(ctx, cmd)
-	w.Close()
-	uerr := <-done
-	if uerr != nil && (err == nil && exit.Code == 0 || isFault(uerr)) {
-		return uerr
-	}
-	return h.stepped(exit, tidy(said.String()), err, "packing "+remote)
-}
-
-func fileMode(mode uint32) fs.FileMode {
-	m := fs.FileMode(mode & 0o777)
-	for bit, is := range map[uint32]fs.FileMode{0o4000: fs.ModeSetuid, 0o2000: fs.ModeSetgid, 0o1000: fs.ModeSticky} {
-		if mode&bit != 0 {
-			m |= is
-		}
-	}
-	return m
-}
-
-// unpack writes what is wanted of a tar stream below root, taking each off wanted.
-// Whatever else the stream holds is refused: a rule that is stricter than those of package
-// safetar, for archives of which nobody knows what is in them.
-func unpack(root *os.Root, r io.Reader, wanted map[string]bool, z bool, most int64) error {
-	if z {
-		d, err := zstd.NewReader(r, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(256<<20))
-		if err != nil {
-			return err
-		}
-		defer d.Close()
-		r = d
-	}
-	refused := func(name string) error {
-		return sandboxer.E(sandboxer.Failed, nil, "the host sent %q, which was not asked for", name)
-	}
-	links := map[string]string{} // a second name of a file comes as a link to the first
-	tr := tar.NewReader(r)
-	var total int64
-	for {
-		hdr, err := tr.Next()
-		if err == io.EOF {
-			// What follows the end is padding; the host waits for it to be read.
-			io.Copy(io.Discard, r)
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		name := strings.TrimPrefix(hdr.Name, "./")
-		if !wanted[name] {
-			return refused(hdr.Name)
-		}
-		if total += hdr.Size; most > 0 && total > most {
-			return sandboxer.E(sandboxer.Exhausted, nil, "the host sent more than the %d bytes allowed", most)
-		}
-		if err := root.MkdirAll(path.Dir(name), 0o755); err != nil {
-			return err
-		}
-		tmp := path.Join(path.Dir(name), ".sbx-"+token())
-		switch hdr.Typeflag {
-		case tar.TypeReg:
-			f, err := root.OpenFile(tmp, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
-			if err != nil {
-				return err
-			}
-			_, err = io.Copy(f, tr)
-			err = errors.Join(err, f.Chmod(fileMode(uint32(hdr.Mode))), f.Close())
-			if err == nil {
-				err = root.Chtimes(tmp, hdr.ModTime, hdr.ModTime)
-			}
-			if err != nil {
-				root.Remove(tmp)
-				return err
-			}
-		case tar.TypeSymlink:
-			if err := root.Symlink(hdr.Linkname, tmp); err != nil {
-				return err
-			}
-		case tar.TypeLink:
-			if links[strings.TrimPrefix(hdr.Linkname, "./")] == "" {
-				return refused(hdr.Name)
-			}
-			if err := root.Link(strings.TrimPrefix(hdr.Linkname, "./"), tmp); err != nil {
-				return err
-			}
-		default:
-			return refused(hdr.Name)
-		}
-		if err := root.Rename(tmp, name); err != nil {
-			root.Remove(tmp)
-			return err
-		}
-		links[name] = name
-		delete(wanted, name)
-	}
-}
-
 // WriteFile makes or replaces a file of the host with what r yields. The file has
 // its former content until all of it is there.
 func (h *Host) WriteFile(ctx context.Context, name string, mode fs.FileMode, r io.Reader) error {
@@ -1042,7 +740,7 @@ func (h *Host) WriteFile(ctx context.Context, name string, mode fs.FileMode, r i
 	counted := &counter{r: r}
 	exit, said, err := h.feedScript(ctx, `umask 077; exec cat >"$1"`, []string{tmp}, counted)
 	if failed := counted.failed.Load(); err == nil && failed != nil {
-		err = fmt.Errorf("reading what is to be written to %s: %w", name, *failed)
+		err = fmt.Errorf("reading the new content of %s: %w", name, *failed)
 	}
 	if err := h.stepped(exit, said, err, "writing "+name); err != nil {
 		if ctx.Err() == nil {
@@ -1050,7 +748,7 @@ func (h *Host) WriteFile(ctx context.Context, name string, mode fs.FileMode, r i
 		}
 		return err
 	}
-	// In a second command, since the end of the input may be that of the connection.
+	// In a second command, since the end of the input may be the end of the connection.
 	_, err = h.Output(ctx, `[ "$(wc -c <"$1")" -eq "$3" ] && [ ! -d "$2" ] && chmod "$4" "$1" && mv -f -- "$1" "$2" || { rm -f -- "$1"; exit 1; }`,
 		tmp, name, strconv.FormatInt(counted.n.Load(), 10), strconv.FormatUint(uint64(unixMode(mode)), 8))
 	return err
@@ -1069,14 +767,4 @@ func (c *counter) Read(p []byte) (int, error) {
 		c.failed.Store(&err)
 	}
 	return n, err
-}
-
-// ReadFile writes the content of a file of the host to w. NotFound: there is none.
-func (h *Host) ReadFile(ctx context.Context, name string, w io.Writer) error {
-	var said bytes.Buffer
-	exit, err := h.Run(ctx, Cmd{Script: `[ -e "$1" ] || exit 44; exec cat <"$1"`, Args: []string{name}, Stdout: w, Stderr: &limited{&said, 8 << 10}})
-	if err == nil && exit.Code == 44 {
-		return sandboxer.E(sandboxer.NotFound, nil, "there is no file %s on host %s", name, h.target.Name)
-	}
-	return h.stepped(exit, tidy(said.String()), err, "reading "+name)
 }

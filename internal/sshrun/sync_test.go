@@ -127,28 +127,21 @@ func sameTree(t *testing.T, got, want string, seconds bool) {
 	}
 }
 
-func TestPushPull(t *testing.T) {
-	for _, kind := range []string{"openssh", "native", "rsync", "busybox"} {
+func TestPush(t *testing.T) {
+	for _, kind := range []string{"gnu", "busybox"} {
 		t.Run(kind, func(t *testing.T) {
 			var so sshtest.Options
-			transport, o := kind, sshrun.SyncOptions{Delete: true}
-			switch kind {
-			case "busybox":
-				so.Tools, transport = busyTools(t), "native"
-			case "rsync":
-				transport, o.Method = "openssh", "rsync"
-				if _, err := exec.LookPath("rsync"); err != nil {
-					t.Skip("there is no rsync")
-				}
+			if kind == "busybox" {
+				so.Tools = busyTools(t)
 			}
 			s := sshtest.Start(t, so)
-			h := host(t, newPool(t, sshrun.Options{Transport: transport}), s.Target())
+			h := host(t, newPool(t, sshrun.Options{}), s.Target())
 			coarse := kind == "busybox"
 			src, dst := t.TempDir(), filepath.Join(t.TempDir(), "made", "anew")
 			makeTree(t, src)
 			push := func(sent int) sshrun.SyncStats {
 				t.Helper()
-				stats, err := h.Push(t.Context(), src, dst, o)
+				stats, err := h.Push(t.Context(), src, dst, sshrun.SyncOptions{Delete: true})
 				if err != nil {
 					t.Fatalf("%v: %v", err, errors.Unwrap(err))
 				}
@@ -164,7 +157,7 @@ func TestPushPull(t *testing.T) {
 			}
 			again := 0
 			if coarse {
-				// Links cannot be told apart there, nor odd names.
+				// Links cannot be distinguished there, nor odd names.
 				again = 4
 			}
 			push(again)
@@ -195,22 +188,12 @@ func TestPushPull(t *testing.T) {
 				t.Fatal("a link was followed")
 			}
 
-			back := t.TempDir()
-			os.WriteFile(filepath.Join(back, "stale"), nil, 0o644)
+			// And back again.
 			os.Remove(filepath.Join(src, "deep"))
 			os.RemoveAll(filepath.Join(src, "dirlink"))
 			os.Chmod(filepath.Join(src, "plain"), 0o600)
 			makeTree(t, src)
 			push(-1)
-			po := o
-			po.Method = ""
-			if _, err := h.Pull(t.Context(), dst, back, po); err != nil {
-				t.Fatalf("%v", err)
-			}
-			sameTree(t, back, dst, coarse)
-			if stats, err := h.Pull(t.Context(), dst, back, po); err != nil || !coarse && stats.Sent != 0 {
-				t.Errorf("again: %+v, %v", stats, err)
-			}
 		})
 	}
 }
@@ -223,12 +206,12 @@ func TestPushIgnores(t *testing.T) {
 		os.MkdirAll(filepath.Join(src, filepath.Dir(f)), 0o755)
 		os.WriteFile(filepath.Join(src, f), nil, 0o644)
 	}
-	os.WriteFile(filepath.Join(src, ".sandboxerignore"), []byte("# logs\n*.log\n!keep.log\nbuild/\n/top\nnode_modules\ndocs/**/z\n"), 0o644)
+	os.WriteFile(filepath.Join(src, ".sandboxerignore"), []byte("# logs\n*.log\n!keep.log\nbuild/\n/top\nnode_modules\ndocs/**/z\nextra\n"), 0o644)
 	for _, f := range []string{"build/theirs", "stale/file", "stale2"} {
 		os.MkdirAll(filepath.Join(dst, filepath.Dir(f)), 0o755)
 		os.WriteFile(filepath.Join(dst, f), nil, 0o644)
 	}
-	if _, err := h.Push(t.Context(), src, dst, sshrun.SyncOptions{Delete: true, Ignore: []string{"extra"}}); err != nil {
+	if _, err := h.Push(t.Context(), src, dst, sshrun.SyncOptions{Delete: true}); err != nil {
 		t.Fatal(err)
 	}
 	var got []string
@@ -243,40 +226,39 @@ func TestPushIgnores(t *testing.T) {
 }
 
 func TestPushCutMidwayIsRepeatable(t *testing.T) {
-	both(t, func(t *testing.T, transport string) {
-		s := sshtest.Start(t, sshtest.Options{})
-		relay := sshtest.NewRelay(t, s.Port, 0)
-		target := s.Target()
-		target.Port = relay.Port
-		h := host(t, newPool(t, sshrun.Options{Transport: transport}), target)
-		src, dst := t.TempDir(), t.TempDir()
-		makeTree(t, src)
-		for i := range 40 {
-			os.WriteFile(filepath.Join(src, fmt.Sprint("big", i)), bytes.Repeat([]byte{byte(i)}, 1<<20), 0o644)
-		}
-		done := make(chan error, 1)
-		go func() {
-			_, err := h.Push(t.Context(), src, dst, sshrun.SyncOptions{})
-			done <- err
-		}()
-		waitFor(t, func() bool { _, err := os.Stat(filepath.Join(dst, "big1")); return err == nil })
-		relay.Cut()
-		err := <-done
-		if err != nil && !errors.Is(err, sshrun.ErrLost) {
-			t.Errorf("%v", err)
-		}
-		stats, err := h.Push(t.Context(), src, dst, sshrun.SyncOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		sameTree(t, dst, src, false)
-		if stats.Sent >= stats.Files {
-			t.Errorf("all %d were sent again", stats.Sent)
-		}
-	})
+	leaveNothing(t)
+	s := sshtest.Start(t, sshtest.Options{})
+	relay := sshtest.NewRelay(t, s.Port, 0)
+	target := s.Target()
+	target.Port = relay.Port
+	h := host(t, newPool(t, sshrun.Options{}), target)
+	src, dst := t.TempDir(), t.TempDir()
+	makeTree(t, src)
+	for i := range 40 {
+		os.WriteFile(filepath.Join(src, fmt.Sprint("big", i)), bytes.Repeat([]byte{byte(i)}, 1<<20), 0o644)
+	}
+	done := make(chan error, 1)
+	go func() {
+		_, err := h.Push(t.Context(), src, dst, sshrun.SyncOptions{})
+		done <- err
+	}()
+	waitFor(t, func() bool { _, err := os.Stat(filepath.Join(dst, "big1")); return err == nil })
+	relay.Cut()
+	err := <-done
+	if err != nil && !errors.Is(err, sshrun.ErrLost) {
+		t.Errorf("%v", err)
+	}
+	stats, err := h.Push(t.Context(), src, dst, sshrun.SyncOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	sameTree(t, dst, src, false)
+	if stats.Sent >= stats.Files {
+		t.Errorf("all %d were sent again", stats.Sent)
+	}
 }
 
-// What many streams have at once needs nobody else's directories.
+// Files that many streams send at once need no other stream's directories.
 func TestPushInParts(t *testing.T) {
 	s := sshtest.Start(t, sshtest.Options{})
 	relay := sshtest.NewRelay(t, s.Port, 25*time.Millisecond)
@@ -304,62 +286,48 @@ func TestPushInParts(t *testing.T) {
 }
 
 func TestPushFarAway(t *testing.T) {
-	both(t, func(t *testing.T, transport string) {
-		s := sshtest.Start(t, sshtest.Options{})
-		relay := sshtest.NewRelay(t, s.Port, 20*time.Millisecond)
-		target := s.Target()
-		target.Port = relay.Port
-		h := host(t, newPool(t, sshrun.Options{Transport: transport}), target)
-		src, dst := t.TempDir(), t.TempDir()
-		makeTree(t, src)
-		for i := range 12 {
-			os.WriteFile(filepath.Join(src, fmt.Sprint("big", i)), bytes.Repeat([]byte{byte(i)}, 1<<20), 0o644)
-		}
-		if _, err := h.Push(t.Context(), src, dst, sshrun.SyncOptions{}); err != nil {
-			t.Fatal(err)
-		}
-		sameTree(t, dst, src, false)
-		back := t.TempDir()
-		if _, err := h.Pull(t.Context(), dst, back, sshrun.SyncOptions{}); err != nil {
-			t.Fatal(err)
-		}
-		sameTree(t, back, src, false)
-		if _, err := h.Pull(t.Context(), dst, t.TempDir(), sshrun.SyncOptions{MaxBytes: 1 << 20}); sandboxer.KindOf(err) != sandboxer.Exhausted {
-			t.Errorf("more than allowed: %v", err)
-		}
-	})
+	leaveNothing(t)
+	s := sshtest.Start(t, sshtest.Options{})
+	relay := sshtest.NewRelay(t, s.Port, 20*time.Millisecond)
+	target := s.Target()
+	target.Port = relay.Port
+	h := host(t, newPool(t, sshrun.Options{}), target)
+	src, dst := t.TempDir(), t.TempDir()
+	makeTree(t, src)
+	for i := range 12 {
+		os.WriteFile(filepath.Join(src, fmt.Sprint("big", i)), bytes.Repeat([]byte{byte(i)}, 1<<20), 0o644)
+	}
+	if _, err := h.Push(t.Context(), src, dst, sshrun.SyncOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	sameTree(t, dst, src, false)
 }
 
-func TestFiles(t *testing.T) {
-	both(t, func(t *testing.T, transport string) {
-		s := sshtest.Start(t, sshtest.Options{})
-		h := host(t, newPool(t, sshrun.Options{Transport: transport}), s.Target())
-		name := filepath.Join(t.TempDir(), "a 'file'")
-		data := bytes.Repeat([]byte("0123456789\n"), 100_000)
-		if err := h.WriteFile(t.Context(), name, 0o640, bytes.NewReader(data)); err != nil {
-			t.Fatal(err)
-		}
-		var got bytes.Buffer
-		if err := h.ReadFile(t.Context(), name, &got); err != nil || !bytes.Equal(got.Bytes(), data) {
-			t.Errorf("%d bytes, %v", got.Len(), err)
-		}
-		if fi, err := os.Stat(name); err != nil || fi.Mode() != 0o640 {
-			t.Errorf("%v, %v", fi, err)
-		}
-		broken := errors.New("broken")
-		if err := h.WriteFile(t.Context(), name, 0o640, io.MultiReader(strings.NewReader("half"), failing{broken})); !errors.Is(err, broken) {
-			t.Errorf("%v", err)
-		}
-		if now, _ := os.ReadFile(name); !bytes.Equal(now, data) {
-			t.Error("the former content is lost")
-		}
-		if left, _ := os.ReadDir(filepath.Dir(name)); len(left) != 1 {
-			t.Errorf("left over: %v", left)
-		}
-		if err := h.ReadFile(t.Context(), "/no/such", io.Discard); sandboxer.KindOf(err) != sandboxer.NotFound {
-			t.Errorf("%v", err)
-		}
-	})
+func TestWriteFile(t *testing.T) {
+	leaveNothing(t)
+	s := sshtest.Start(t, sshtest.Options{})
+	h := host(t, newPool(t, sshrun.Options{}), s.Target())
+	name := filepath.Join(t.TempDir(), "a 'file'")
+	data := bytes.Repeat([]byte("0123456789\n"), 100_000)
+	if err := h.WriteFile(t.Context(), name, 0o640, bytes.NewReader(data)); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := os.ReadFile(name); err != nil || !bytes.Equal(got, data) {
+		t.Errorf("%d bytes, %v", len(got), err)
+	}
+	if fi, err := os.Stat(name); err != nil || fi.Mode() != 0o640 {
+		t.Errorf("%v, %v", fi, err)
+	}
+	broken := errors.New("broken")
+	if err := h.WriteFile(t.Context(), name, 0o640, io.MultiReader(strings.NewReader("half"), failing{broken})); !errors.Is(err, broken) {
+		t.Errorf("%v", err)
+	}
+	if now, _ := os.ReadFile(name); !bytes.Equal(now, data) {
+		t.Error("the former content is lost")
+	}
+	if left, _ := os.ReadDir(filepath.Dir(name)); len(left) != 1 {
+		t.Errorf("left over: %v", left)
+	}
 }
 
 type failing struct{ err error }
@@ -367,26 +335,25 @@ type failing struct{ err error }
 func (f failing) Read([]byte) (int, error) { return 0, f.err }
 
 func TestBusyBoxHost(t *testing.T) {
-	both(t, func(t *testing.T, transport string) {
-		s := sshtest.Start(t, sshtest.Options{Tools: busyTools(t)})
-		h := host(t, newPool(t, sshrun.Options{Transport: transport}), s.Target())
-		mark := filepath.Join(t.TempDir(), "pid")
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error)
-		go func() {
-			_, err := h.Run(ctx, sshrun.Cmd{Script: `setsid sleep 1000 & echo $! >"$1.t"; mv "$1.t" "$1"; sleep 1000`, Args: []string{mark}})
-			done <- err
-		}()
-		waitFor(t, func() bool { _, err := os.Stat(mark); return err == nil })
-		cancel()
-		if err := <-done; sandboxer.KindOf(err) != sandboxer.Canceled {
-			t.Error(err)
-		}
-		pid, _ := os.ReadFile(mark)
-		if alive(strings.TrimSpace(string(pid))) {
-			t.Error("what it started lives on")
-		}
-	})
+	leaveNothing(t)
+	s := sshtest.Start(t, sshtest.Options{Tools: busyTools(t)})
+	h := host(t, newPool(t, sshrun.Options{}), s.Target())
+	mark := filepath.Join(t.TempDir(), "pid")
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() {
+		_, err := h.Run(ctx, sshrun.Cmd{Script: `setsid sleep 1000 & echo $! >"$1.t"; mv "$1.t" "$1"; sleep 1000`, Args: []string{mark}})
+		done <- err
+	}()
+	waitFor(t, func() bool { _, err := os.Stat(mark); return err == nil })
+	cancel()
+	if err := <-done; sandboxer.KindOf(err) != sandboxer.Canceled {
+		t.Error(err)
+	}
+	pid, _ := os.ReadFile(mark)
+	if alive(strings.TrimSpace(string(pid))) {
+		t.Error("what it started lives on")
+	}
 }
 
 func TestKillByVariable(t *testing.T) {

@@ -9,14 +9,14 @@ import (
 
 const tarBlock = 512
 
-// A tarHead makes the headers of a tar stream. What package tar does for any header takes
-// longer than to read a small file; so what is plain is made here.
+// A tarHead makes the headers of a tar stream. Package tar's general way takes
+// longer than to read a small file; so plain headers are made here.
 type tarHead struct {
 	buf  []byte
 	rest bytes.Buffer
 }
 
-// of returns the header of e, whole blocks. It is good until the next call.
+// of returns the header of e, whole blocks. It is valid until the next call.
 func (h *tarHead) of(name string, e entry) ([]byte, error) {
 	full := "./" + name
 	kind, size := byte(tar.TypeReg), e.size
@@ -28,14 +28,14 @@ func (h *tarHead) of(name string, e entry) ([]byte, error) {
 	}
 	if len(full) > 100 || len(e.target) > 100 || !ascii(full) || !ascii(e.target) || size >= 1<<33 || e.sec < 0 || e.sec >= 1<<33 || e.nsec < 0 || e.nsec >= 1e9 {
 		h.rest.Reset()
-		// A writer for each, since what follows the header does not pass through it.
+		// A writer for each, since the data after the header does not pass through it.
 		err := tar.NewWriter(&h.rest).WriteHeader(&tar.Header{Typeflag: kind, Name: full, Linkname: e.target, Size: size,
 			Mode: int64(e.mode), ModTime: time.Unix(e.sec, e.nsec), Format: tar.FormatPAX})
 		return h.rest.Bytes(), err
 	}
 	h.buf = h.buf[:0]
 	if e.nsec != 0 {
-		// The one thing that a plain header has no room for.
+		// The only value that a plain header has no room for.
 		rec := strconv.AppendInt([]byte("30 mtime="), e.sec, 10)
 		rec = append(rec, '.')
 		rec = append(rec, strconv.Itoa(1e9 + int(e.nsec))[1:]...)

@@ -44,7 +44,7 @@ func canceledCalls(s *suite) {
 		s.Errorf("stored %s, version %d; want creating, 1", got.State, got.Version)
 	}
 
-	// Whoever leaves while writes are under way gets an answer that is true.
+	// A caller that leaves while writes are under way gets a true answer.
 	var done, left atomic.Int64
 	parallel(32, func(i int) error {
 		ctx, cancel := context.WithCancel(s.ctx)
@@ -98,7 +98,7 @@ func closeWhileWriting(s *suite) {
 		return nil
 	})
 	if n := count(errs, sandboxer.Unavailable); n != 16 {
-		s.Errorf("%d writers were told that the store is closed; want 16: %v", n, errs)
+		s.Errorf("%d writers got the error that the store is closed; want 16: %v", n, errs)
 	}
 	s.ok(<-closed)
 	if s.reopen == nil {
@@ -145,7 +145,7 @@ func reopenEverything(s *suite) {
 	if got := s.list(sandboxer.Query{After: cursor}); !slices.Equal(got, list[2:]) {
 		s.Errorf("a cursor from before selects %v; want %v", got, list[2:])
 	}
-	// The numbers go on where they were.
+	// The numbers continue.
 	w := everything("y")
 	s.ok(s.UpdateSandbox(s.ctx, after, w))
 	if after.Version != 2 || w.Events[0].Seq <= events[len(events)-1].Seq {

@@ -6,8 +6,8 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// A damagedKind says how records T of a kind are stored and asked for, by queries Q, so that
-// every kind has the same tests of what happens when one cannot be read.
+// A damagedKind says how records T of a kind are stored and read, by queries Q, so that
+// every kind has the same tests of unreadable records.
 type damagedKind[T, Q any] struct {
 	kind    Record
 	create  func(s *suite, r *T) error
@@ -103,18 +103,18 @@ func writeSnapshot(s *suite, r *sandboxer.SnapshotRecord) error {
 func damaged[T, Q any](k damagedKind[T, Q]) []behaviour {
 	of := "damaged " + string(k.kind)
 	return []behaviour{
-		{of + "/stops nobody", k.listed},
+		{of + "/stops no listing", k.listed},
 		{of + "/is failed when asked for by name", k.got},
 		{of + "/is repaired by being written", k.repaired},
 	}
 }
 
-// breakOne stores records with these IDs, of which the one called b is damaged, and returns
-// that as it was; or it skips where nobody can damage any.
+// breakOne stores records with these IDs, damages the one called b, and returns
+// its former content; or it skips if no record can be damaged.
 func (k damagedKind[T, Q]) breakOne(s *suite, all ...string) *T {
 	s.Helper()
 	if s.damage == nil {
-		s.Skip("nobody can damage a record of this store")
+		s.Skip("records of this store cannot be damaged")
 	}
 	var b *T
 	for _, id := range all {
@@ -128,7 +128,7 @@ func (k damagedKind[T, Q]) breakOne(s *suite, all ...string) *T {
 	return b
 }
 
-// left checks what there is of b.
+// left checks what is left of b.
 func (k damagedKind[T, Q]) left(s *suite, got, b *T) {
 	s.Helper()
 	if got == nil {
@@ -164,7 +164,7 @@ func (k damagedKind[T, Q]) listed(s *suite) {
 		s.Fatalf("%d records of that name; want 1", len(items))
 	}
 	k.left(s, items[0], b)
-	// Pages go on behind it.
+	// Pages continue behind it.
 	var seen []string
 	for next := ""; ; {
 		items, after, err := k.list(s, k.page(1, next))

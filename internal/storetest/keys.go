@@ -42,6 +42,22 @@ func idempotencyTenant(s *suite) {
 	s.fails(err, sandboxer.NotFound)
 }
 
+func idempotencyFree(s *suite) {
+	k := sandboxer.IdempotencyKey{Tenant: "t", Key: "k", SandboxID: "a", Generation: 1}
+	s.ok(s.Write(s.ctx, sandboxer.Writes{Key: &k}))
+	for _, other := range []sandboxer.IdempotencyKey{
+		{Tenant: "t2", Key: "k", SandboxID: "a", Generation: 1}, {Tenant: "t", Key: "l", SandboxID: "a", Generation: 1},
+		{Tenant: "t", Key: "k", SandboxID: "b", Generation: 1}, {Tenant: "t", Key: "k", SandboxID: "a", Generation: 2},
+	} {
+		s.ok(s.Write(s.ctx, sandboxer.Writes{FreeKey: &other}))
+	}
+	_, err := s.IdempotencyKey(s.ctx, "t", "k")
+	s.ok(err)
+	s.ok(s.Write(s.ctx, sandboxer.Writes{FreeKey: &k}))
+	_, err = s.IdempotencyKey(s.ctx, "t", "k")
+	s.fails(err, sandboxer.NotFound)
+}
+
 func idempotencyForget(s *suite) {
 	for i, key := range []string{"old", "edge", "new"} {
 		s.ok(s.Write(s.ctx, sandboxer.Writes{Key: &sandboxer.IdempotencyKey{Tenant: "t", Key: key, At: start.Add(time.Duration(i) * time.Hour)}}))

@@ -111,7 +111,7 @@ func ledgerUncovered(s *suite) {
 
 func ledgerCoverExact(s *suite) {
 	s.book(grant("g", "acme", 100))
-	// What counts is the balance after the whole transaction.
+	// The balance after the whole transaction counts.
 	s.ok(s.Write(s.ctx, sandboxer.Writes{Cover: true, Entries: []sandboxer.Entry{
 		entry("h", sandboxer.EntryHold, "a", 1, -110), grant("g2", "acme", 10),
 	}}))

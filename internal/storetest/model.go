@@ -12,7 +12,7 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// A model is what a store should hold, in the simplest form that answers the same
+// A model is the expected content of a store, in the simplest form that answers the same
 // questions.
 type model struct {
 	sandboxes []sandboxer.Sandbox // in the order of creation
@@ -22,7 +22,7 @@ type model struct {
 }
 
 // testModel runs random operations on a store and on a model of it, and compares
-// what both say.
+// their answers.
 func testModel(t *testing.T, open func(t *testing.T) sandboxer.Store) {
 	rapid.Check(t, func(rt *rapid.T) {
 		store := open(t)
@@ -74,7 +74,7 @@ func testModel(t *testing.T, open func(t *testing.T) sandboxer.Store) {
 	})
 }
 
-// drawState returns a state to go to. What is new is not over, and what is over stays so.
+// drawState returns the next state. A new sandbox has not ended, and an ended one stays ended.
 func drawState(rt *rapid.T, from sandboxer.State) sandboxer.State {
 	if !from.Live() {
 		return from
@@ -107,7 +107,7 @@ func drawWrites(rt *rapid.T, serial *int) (w sandboxer.Writes) {
 		if e.Type == sandboxer.EntryHold {
 			e.Amount = -e.Amount
 		}
-		if rapid.IntRange(0, 3).Draw(rt, "booking") > 0 { // its own under each key, but for a few
+		if rapid.IntRange(0, 3).Draw(rt, "booking") > 0 { // its own under each key, except for a few
 			e.Key = fmt.Sprint(e.Key, " ", e.Tenant, e.SandboxID, e.Generation, e.Type, e.Amount)
 		}
 		w.Entries = append(w.Entries, e)

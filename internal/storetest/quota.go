@@ -15,7 +15,7 @@ func disk(tenant string, bytes int64, image string) func(*sandboxer.Sandbox) {
 	}
 }
 
-// used is what the store says that acme has.
+// used is the store's answer about the use of acme.
 func (s *suite) used(tenant string) sandboxer.Amounts {
 	s.Helper()
 	items, next, err := s.QuotaUse(s.ctx, sandboxer.QuotaUseQuery{Tenant: tenant})
@@ -28,7 +28,7 @@ func (s *suite) used(tenant string) sandboxer.Amounts {
 
 func quotaUse(s *suite) {
 	none := sandboxer.Amounts{sandboxer.QuotaSandboxes: 0, sandboxer.QuotaDisk: 0, sandboxer.QuotaImages: 0, sandboxer.QuotaSnapshots: 0, sandboxer.QuotaSnapshotBytes: 0}
-	s.same("nobody", s.used("acme"), none)
+	s.same("no sandbox", s.used("acme"), none)
 	a := s.create("a", 1, disk("acme", 10, "base"))
 	b := s.create("b", 1, disk("acme", 20, "one"))
 	s.create("c", 1, disk("acme", 30, "one"))
@@ -55,7 +55,7 @@ func quotaUse(s *suite) {
 		s.Errorf("the second page is %+v, next %q", items, next)
 	}
 
-	// What is being torn down is still there; what ended is not.
+	// A sandbox that is being torn down counts; one that ended does not.
 	s.update(a, func(sb *sandboxer.Sandbox) { sb.State = sandboxer.Terminating })
 	if n := s.used("acme")[sandboxer.QuotaSandboxes]; n != 4 {
 		s.Errorf("one is being torn down, and %d are there", n)
@@ -85,7 +85,7 @@ func quotaWritesNothing(s *suite) {
 		_, err := s.Sandbox(s.ctx, "b")
 		s.fails(err, sandboxer.NotFound)
 	}
-	// The bounds of another tenant, and of what does not grow, are no hindrance.
+	// The bounds of another tenant, and of use that does not grow, do not matter.
 	s.ok(s.CreateSandbox(s.ctx, make1("b", 10, "one"), within(sandboxer.Writes{}, sandboxer.QuotaImages, 0)))
 	w := within(sandboxer.Writes{}, sandboxer.QuotaSandboxes, 0)
 	w.Quota.Tenant = "rival"
@@ -105,7 +105,7 @@ func quotaWritesNothing(s *suite) {
 	s.fails(s.Write(s.ctx, w), sandboxer.Exhausted)
 	one.Native.Bytes = 100
 	s.ok(s.Write(s.ctx, w))
-	one.State = sandboxer.SnapshotDropping // of what is too much by now, less can be had
+	one.State = sandboxer.SnapshotDropping // use above the quota may shrink
 	w.Quota.Quota = sandboxer.Quota{sandboxer.QuotaSnapshotBytes: 1}
 	s.ok(s.Write(s.ctx, w))
 }

@@ -74,7 +74,7 @@ func roomWritesNothing(s *suite) {
 			s.Errorf("%v: want that %s is full, and when to come back", err, of)
 		}
 	}
-	// What waits in a pool takes room of its extension alone.
+	// A pooled sandbox takes room of its extension alone.
 	pooled := inRoom("pooled", r, "")
 	s.ok(s.CreateSandbox(s.ctx, pooled, with(sandboxer.Writes{}, r)))
 	s.ok(s.CreateSandbox(s.ctx, inRoom("a", r, "acme"), with(sandboxer.Writes{}, r)))
@@ -86,7 +86,7 @@ func roomWritesNothing(s *suite) {
 	_, err := s.Sandbox(s.ctx, "b")
 	s.fails(err, sandboxer.NotFound)
 
-	// A claim takes no more of the extension, but one of the profile.
+	// A claim takes no more room of the extension, but some of the profile.
 	claimed := *pooled
 	claimed.Tenant = "rival"
 	full(s.UpdateSandbox(s.ctx, &claimed, with(everything("c"), r)), "profile.one")
@@ -95,17 +95,17 @@ func roomWritesNothing(s *suite) {
 	more.ProfileMax = 2
 	s.ok(s.UpdateSandbox(s.ctx, &claimed, with(sandboxer.Writes{}, more)))
 
-	// What is too much already and does not grow is no hindrance.
+	// Use above the bound that does not grow is permitted.
 	less := sandboxer.Room{Extension: "ext.one", ExtensionMax: 1, Profile: "profile.one", ProfileMax: 1}
 	claimed.Message = "changed"
 	s.ok(s.UpdateSandbox(s.ctx, &claimed, with(sandboxer.Writes{}, less)))
 
-	// A quota that is used is told first: waiting for room would not help.
+	// A full quota is reported first: waiting for room would not help.
 	w := with(sandboxer.Writes{Quota: &sandboxer.TenantQuota{Tenant: "acme", Quota: sandboxer.Quota{sandboxer.QuotaSandboxes: 0}}}, less)
 	err = s.CreateSandbox(s.ctx, inRoom("d", less, "acme"), w)
 	s.fails(err, sandboxer.Exhausted)
 	if errors.As(err, new(*sandboxer.FullError)) {
-		s.Errorf("of a used quota and a full extension the latter was told: %v", err)
+		s.Errorf("a used quota and a full extension gave the error of the extension: %v", err)
 	}
 }
 

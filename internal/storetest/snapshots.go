@@ -90,7 +90,7 @@ func snapshotEveryField(s *suite) {
 	got, err := s.Snapshot(s.ctx, want.ID)
 	s.ok(err)
 	truncateTimes(reflect.ValueOf(&want).Elem())
-	want.Spec.Env, want.Spec.Stamp, want.Spec.Place, want.Damaged = nil, nil, "", "" // sealed, and not stored
+	want.Spec.Env, want.Spec.Place, want.Damaged = nil, "", "" // sealed, and not stored
 	s.same("record", *got, want)
 	items, _, err := s.Snapshots(s.ctx, sandboxer.SnapshotQuery{})
 	s.ok(err)

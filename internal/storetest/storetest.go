@@ -1,5 +1,5 @@
-// Package storetest is the conformance suite of sandboxer.Store: whatever keeps the
-// database runs it, and new behaviour of stores is written here first.
+// Package storetest is the conformance suite of sandboxer.Store: every implementation
+// of the store runs it, and new behaviour of stores is written here first.
 package storetest
 
 import (
@@ -25,11 +25,11 @@ const (
 )
 
 // Run tests the store that open returns. open is called once for every behaviour and
-// returns a new, empty store, which the suite closes. reopen closes s and opens what
-// it stored again; it may be nil for a store that does not outlive its process. damage
+// returns a new, empty store, which the suite closes. reopen closes s and opens its
+// data again; it may be nil for a store that does not outlive its process. damage
 // makes the stored record of one generation, or of the snapshot id if generation is
-// 0, unreadable, but not what the store searches
-// it by; it may be left out for a store whose records nobody can reach.
+// 0, unreadable, but not the values that the store searches
+// by; it may be left out for a store whose records tests cannot reach.
 func Run(t *testing.T, open func(t *testing.T) sandboxer.Store, reopen func(t *testing.T, s sandboxer.Store) sandboxer.Store,
 	damage ...func(t *testing.T, s sandboxer.Store, of Record, id string)) {
 	for _, b := range slices.Concat(behaviours, damaged(damagedSandbox), damaged(damagedSnapshot)) {
@@ -122,6 +122,7 @@ var behaviours = []behaviour{
 	{"keys/idempotency key survives", idempotencyKey},
 	{"keys/idempotency key is the tenant's own", idempotencyTenant},
 	{"keys/idempotency keys are forgotten by age", idempotencyForget},
+	{"keys/an idempotency key is freed for what it stands for", idempotencyFree},
 	{"keys/API key is put, replaced and listed", apiKeys},
 	{"keys/API key is written with its event", apiKeyInWrites},
 
@@ -273,7 +274,7 @@ func everything(key string) sandboxer.Writes {
 	}
 }
 
-// wroteNothing checks that no part of everything(key) is there.
+// wroteNothing checks that no part of everything(key) was written.
 func (s *suite) wroteNothing(key string) {
 	s.Helper()
 	if got := s.entries(sandboxer.EntryQuery{}); slices.ContainsFunc(got, func(e sandboxer.Entry) bool { return e.Key == "entry-"+key }) {
@@ -371,7 +372,7 @@ func filled[T any](t *testing.T) T {
 	return v
 }
 
-// truncateTimes replaces every time below v by what a store keeps of it.
+// truncateTimes truncates every time below v to the precision of a store.
 func truncateTimes(v reflect.Value) {
 	if t, ok := v.Interface().(time.Time); ok {
 		v.Set(reflect.ValueOf(t.UTC().Truncate(time.Microsecond)))

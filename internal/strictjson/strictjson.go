@@ -1,5 +1,5 @@
-// Package strictjson reads JSON as its writer meant it or not at all: what encoding/json
-// lets pass, names given twice and names in another case, is refused.
+// Package strictjson reads JSON as its writer meant it or not at all: it refuses what encoding/json
+// accepts, names given twice and names in another case.
 package strictjson
 
 import (
@@ -15,7 +15,7 @@ import (
 	"unicode/utf8"
 )
 
-// maxDepth bounds how deeply values lie in each other.
+// maxDepth bounds how deeply values are nested.
 const maxDepth = 100
 
 // Decode reads the one document in data into v, a pointer. Unknown names, names that
@@ -28,9 +28,9 @@ func Decode(data []byte, v any) error {
 	return json.Unmarshal(data, v)
 }
 
-// DecodeStored is Decode for what this program or another version of it has written: names
-// that v does not have are a newer version's, and are returned, up to ten of them. They are lost where v
-// is written again. What differs from a name of v's in case, or is given twice, is an error all the same.
+// DecodeStored is Decode for data that this program or another version of it has written: names
+// that v does not have are a newer version's, and are returned, up to ten of them. They are lost if v
+// is written again. A name that differs from one of v's in case, or is given twice, is an error all the same.
 func DecodeStored(data []byte, v any) (newer []string, err error) {
 	c, err := start(data)
 	if err != nil {
@@ -43,11 +43,11 @@ func DecodeStored(data []byte, v any) (newer []string, err error) {
 	return c.newer, json.Unmarshal(data, v)
 }
 
-// maxNewer bounds how many names of a newer version are told.
+// maxNewer bounds how many names of a newer version are returned.
 const maxNewer = 10
 
-// Check reports whether data is one document without what Decode refuses whatever it is
-// read into.
+// Check reports whether data is one document without anything that Decode refuses for every
+// type.
 func Check(data []byte) error { return check(data, nil) }
 
 func check(data []byte, t reflect.Type) error {
@@ -73,8 +73,8 @@ func start(data []byte) (*checker, error) {
 	return &checker{data: data}, nil
 }
 
-// A checker goes once through a valid document, and allocates next to nothing for what
-// becomes a struct: documents have millions of values.
+// A checker goes once through a valid document, and allocates next to nothing for values
+// that become a struct: documents have millions of values.
 type checker struct {
 	data []byte
 	at   int
@@ -83,13 +83,13 @@ type checker struct {
 	newer  []string // which
 }
 
-// object is what is known of a struct.
+// object has the cached facts about a struct type.
 type object struct {
 	index map[string]int
 	types []reflect.Type // plain
 }
 
-// objects has what is known of structs, of which a program has few: to learn it takes longer
+// objects caches facts about struct types, since a program has few: to compute them takes longer
 // than to read a record.
 var objects sync.Map // reflect.Type → *object
 
@@ -134,7 +134,7 @@ func (c *checker) text() []byte {
 	return c.data[from : c.at-1]
 }
 
-// value goes through one value, which is to become a t, which is plain; nil if that does not
+// value goes through one value that is to become a t, which is plain; nil if that does not
 // matter.
 func (c *checker) value(depth int, t reflect.Type) error {
 	if depth > maxDepth {
@@ -231,7 +231,7 @@ func (c *checker) members(depth int, t reflect.Type) error {
 	return nil
 }
 
-// unknown says what to make of a name that a struct does not have.
+// unknown handles a name that a struct does not have.
 func (c *checker) unknown(o *object, name string) error {
 	if !c.stored {
 		return fmt.Errorf("unknown field %.60q", name)
@@ -252,7 +252,7 @@ var (
 	textUnmarshaler = reflect.TypeFor[encoding.TextUnmarshaler]()
 )
 
-// plain is what t points to; nil if it reads JSON in a way of its own.
+// plain is what t points to; nil if it has its own way to read JSON.
 func plain(t reflect.Type) reflect.Type {
 	for t != nil && t.Kind() == reflect.Pointer {
 		t = t.Elem()

@@ -1,4 +1,4 @@
-// Package suggest finds the word that somebody meant who wrote another.
+// Package suggest finds the word that a user meant who wrote another.
 package suggest
 
 import (
@@ -7,8 +7,8 @@ import (
 )
 
 // Nearest returns the one of words that got was probably meant to be, or "". It is the
-// one with the fewest edits between them, if these are not more than a third of what was
-// written, or one; the first of several.
+// one with the fewest edits between them, if these are not more than a third of got,
+// or one; the first of several.
 func Nearest[S ~string](got string, words []S) string {
 	best, found := max(1, len(got)/3), ""
 	for _, w := range words {

@@ -1,21 +1,25 @@
-// Package upload makes bodies of HTTP requests of what may be silent for long: somebody's input.
+// Package upload makes bodies of HTTP requests from readers that may be silent for long, such as a user's input.
 //
-// net/http waits for the read of a body that it is in, also when the request is over since its context or its
-// connection has ended. A Body ends its request then, and leaves the read behind.
+// net/http waits for the read of a body that it is in, even if the request is over because its context or its
+// connection has ended. A Body ends its request then, and abandons the read. A connection of Dial keeps the answer of
+// a peer that read only a part of a body.
 package upload
 
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"io"
 	"net"
 	"net/http/httptrace"
+	"os"
 	"sync"
+	"time"
 
 	"github.com/sand-boxer/sandboxer/internal/halfclose"
 )
 
-// A Body is the body of one request. Its methods are net/http's to call, but for Err.
+// A Body is the body of one request. Only net/http calls its methods, except Err.
 type Body struct {
 	r    *io.PipeReader
 	done chan struct{} // closed with the last read
@@ -24,8 +28,8 @@ type Body struct {
 	err error
 }
 
-// New returns a body that has what r has, and the context that the request has to have. When that request ends before r
-// does, one read of r may go on until r has something to give. r is not closed.
+// New returns a body with the content of r, and the context that the request must have. When that request ends before r
+// does, one read of r may go on until r has data. r is not closed.
 func New(ctx context.Context, r io.Reader) (*Body, context.Context) {
 	pr, pw := io.Pipe()
 	b := &Body{r: pr, done: make(chan struct{})}
@@ -53,7 +57,7 @@ func New(ctx context.Context, r io.Reader) (*Body, context.Context) {
 	}})
 }
 
-// Err is why what is uploaded could not be read; nil when it could.
+// Err is why the source of the upload could not be read; nil if it could.
 func (b *Body) Err() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -64,7 +68,7 @@ func (b *Body) Read(p []byte) (int, error) { return b.r.Read(p) }
 
 func (b *Body) Close() error { return b.r.Close() }
 
-// source tells failures of a reader from those of who takes what it gives.
+// source distinguishes failures of a reader from those of its user.
 type source struct {
 	r io.Reader
 	b *Body
@@ -80,14 +84,32 @@ func (s *source) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// conn is a connection whose end can be waited for.
+// conn is a connection with a signal for its end.
 type conn struct {
 	net.Conn
 	once   sync.Once
 	closed chan struct{}
 }
 
-// Dial is the DialContext of an http.Transport whose requests with a Body end with their connections, which are dial's.
+// answerTime is how long it may take to read an answer that a peer gave before it closed the connection.
+const answerTime = 10 * time.Second
+
+// Write fails when the answer was read, or there is none. A peer that wants no more of a body answers and closes the
+// connection; net/http would fail the request with the error of the write, and lose the answer.
+func (c *conn) Write(p []byte) (int, error) {
+	n, err := c.Conn.Write(p)
+	if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+		t := time.NewTimer(answerTime)
+		defer t.Stop()
+		select {
+		case <-c.closed: // by the reader of the answer, or because there is none
+		case <-t.C:
+		}
+	}
+	return n, err
+}
+
+// Dial is the DialContext for an http.Transport whose requests with a Body end with their connections, which dial makes.
 func Dial(dial func(ctx context.Context, network, addr string) (net.Conn, error)) func(ctx context.Context, network, addr string) (net.Conn, error) {
 	return func(ctx context.Context, network, addr string) (net.Conn, error) {
 		c, err := dial(ctx, network, addr)

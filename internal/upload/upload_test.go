@@ -4,10 +4,12 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"path/filepath"
 	"strings"
 	"testing"
 	"testing/iotest"
@@ -129,3 +131,51 @@ func TestEarlyAnswer(t *testing.T) {
 type endless struct{}
 
 func (endless) Read(p []byte) (int, error) { return len(p), nil }
+
+// TestAnswerOfWhoTakesNoMore: a peer that answers, and closes the connection with most of the body unread, is heard each time.
+func TestAnswerOfWhoTakesNoMore(t *testing.T) {
+	const answer = "no space left"
+	for _, network := range []string{"tcp", "unix"} {
+		addr := "127.0.0.1:0"
+		if network == "unix" {
+			addr = filepath.Join(t.TempDir(), "s")
+		}
+		l, err := net.Listen(network, addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		go func() {
+			for {
+				c, err := l.Accept()
+				if err != nil {
+					return
+				}
+				_, _ = io.ReadFull(c, make([]byte, 300<<10)) // the head, and some of the body
+				fmt.Fprintf(c, "HTTP/1.1 429 Too Many\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s", len(answer), answer)
+				c.Close()
+			}
+		}()
+		tr := &http.Transport{DialContext: Dial(func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, network, l.Addr().String())
+		})}
+		for i := range 300 {
+			for _, r := range []io.Reader{endless{}, io.LimitReader(endless{}, 8<<20)} {
+				within(t, "an upload", func() {
+					body, ctx := New(t.Context(), r)
+					req, _ := http.NewRequestWithContext(ctx, "PUT", "http://there/", body)
+					res, err := tr.RoundTrip(req)
+					if err != nil {
+						t.Errorf("%s, upload %d: %v", network, i, err)
+						return
+					}
+					got, err := io.ReadAll(res.Body)
+					res.Body.Close()
+					if err != nil || string(got) != answer {
+						t.Errorf("%s, upload %d: %q, %v", network, i, got, err)
+					}
+				})
+			}
+		}
+	}
+}

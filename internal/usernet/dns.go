@@ -31,7 +31,7 @@ const (
 	maxChain   = 16              // aliases that one answer may go through
 )
 
-// HostResolvers returns a function that tells this machine's DNS servers as host:port,
+// HostResolvers returns a function that returns this machine's DNS servers as host:port,
 // also after they have changed.
 func HostResolvers() func() []string {
 	const fresh = 5 * time.Second
@@ -107,7 +107,7 @@ func (n *Net) serveDNS(ctx context.Context, c net.Conn, stream bool) {
 	}
 }
 
-// answer returns the answer to a question of the sandbox; nil for what is none.
+// answer returns the answer to a question of the sandbox; nil for anything else.
 func (n *Net) answer(ctx context.Context, query []byte, stream bool) []byte {
 	var p dnsmessage.Parser
 	h, err := p.Start(query)
@@ -155,7 +155,7 @@ func (n *Net) answer(ctx context.Context, query []byte, stream bool) []byte {
 	return pack(reply, limit)
 }
 
-// pack encodes m; longer than limit (if not 0) it says instead that it is, and the
+// pack encodes m. If that is longer than limit (if not 0), it encodes an answer that says so, and the
 // sandbox asks again over TCP.
 func pack(m dnsmessage.Message, limit int) []byte {
 	out, err := m.Pack()
@@ -169,9 +169,9 @@ func pack(m dnsmessage.Message, limit int) []byte {
 	return out
 }
 
-// resolve asks this machine's resolvers for q and takes out of the answer what the
-// sandbox may not reach. The addresses that remain are pinned to the name that was
-// asked for: only the owner of a listed name can open anything, and nothing but
+// resolve asks this machine's resolvers for q and removes from the answer what the
+// sandbox may not reach. The addresses that remain are pinned to the requested
+// name: only the owner of a listed name can open anything, and nothing but
 // addresses of the public internet.
 func (n *Net) resolve(ctx context.Context, q dnsmessage.Question) (code dnsmessage.RCode, answers []dnsmessage.Resource, blocked bool) {
 	name := domain(q.Name)
@@ -203,7 +203,7 @@ func (n *Net) resolve(ctx context.Context, q dnsmessage.Question) (code dnsmessa
 	for _, r := range m.Answers {
 		if r.Header.Class != dnsmessage.ClassINET || !slices.Contains(chain, domain(r.Header.Name)) ||
 			r.Header.Type != q.Type && r.Header.Type != dnsmessage.TypeCNAME {
-			continue // nobody asked for it
+			continue // the sandbox did not ask for it
 		}
 		var ip netip.Addr
 		may := func(ip netip.Addr) bool { return policy.tells(ip) && !n.own(ip) }
@@ -236,7 +236,7 @@ func (n *Net) resolve(ctx context.Context, q dnsmessage.Question) (code dnsmessa
 	return m.RCode, answers, blocked
 }
 
-// hostsTTL is for how long, in seconds, a sandbox may keep what Options.Hosts says.
+// hostsTTL is how long, in seconds, a sandbox may keep answers from Options.Hosts.
 const hostsTTL = 60
 
 // known answers a question about a name or an address of Options.Hosts.
@@ -263,8 +263,8 @@ func (n *Net) known(q dnsmessage.Question, name string) (answers []dnsmessage.Re
 	return answers, known
 }
 
-// reverse is the name by which one asks for the names of an IPv4 address (RFC 1035, section
-// 3.5); of others none.
+// reverse is the name for a reverse lookup of an IPv4 address (RFC 1035, section
+// 3.5); other addresses have none.
 func reverse(ip netip.Addr) string {
 	if ip = ip.Unmap(); !ip.Is4() {
 		return ""
@@ -273,9 +273,9 @@ func reverse(ip netip.Addr) string {
 	return fmt.Sprintf("%d.%d.%d.%d.in-addr.arpa", a[3], a[2], a[1], a[0])
 }
 
-// hints takes the addresses that may not be told out of the hints of b (RFC 9460, section
-// 7.3), and reports whether there were none. A hint that is left empty, or is no list of
-// addresses, goes as a whole, also from the keys that a client must understand.
+// hints removes forbidden addresses from the hints of b (RFC 9460, section
+// 7.3), and reports whether there were none. A hint that becomes empty, or is not a list of
+// addresses, is removed completely, also from the keys that a client must understand.
 func hints(b *dnsmessage.SVCBResource, told func(netip.Addr) bool) (all bool) {
 	all = true
 	for key, size := range map[dnsmessage.SVCParamKey]int{dnsmessage.SVCParamIPv4Hint: 4, dnsmessage.SVCParamIPv6Hint: 16} {
@@ -313,7 +313,7 @@ func hints(b *dnsmessage.SVCBResource, told func(netip.Addr) bool) (all bool) {
 	return all
 }
 
-// domain is a name as policies write it.
+// domain is a name in the form of policies.
 func domain(name dnsmessage.Name) string {
 	return strings.ToLower(strings.TrimSuffix(name.String(), "."))
 }
@@ -340,8 +340,8 @@ func aliases(name string, answers []dnsmessage.Resource) []string {
 
 var errNoResolver = errors.New("no resolver answers")
 
-// exchange asks the resolvers in turn, twice. The question is put anew: nothing else
-// of what the sandbox sent leaves it this way.
+// exchange asks the resolvers in turn, twice. It sends a new question: nothing else
+// of the sandbox's message leaves it this way.
 func (n *Net) exchange(ctx context.Context, q dnsmessage.Question) (*dnsmessage.Message, error) {
 	var last *dnsmessage.Message
 	for range 2 {

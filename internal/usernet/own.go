@@ -8,15 +8,18 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"syscall"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sand-boxer/sandboxer"
 )
 
 // OwnAddr reports whether ip leads to this machine itself, or to all of a network at
-// once. The kernel's routing table knows: also addresses that no interface has.
-// What cannot be found out counts as own.
+// once. The kernel's routing table knows, even for addresses that no interface has.
+// If it cannot be found out, the address counts as own.
 func OwnAddr(ip netip.Addr) bool {
 	kind, err := routeKind(ip)
 	if err == nil {
@@ -39,6 +42,14 @@ func OwnAddr(ip netip.Addr) bool {
 		}
 	}
 	return false
+}
+
+// Public returns whether a connection that any caller asks for may go to an address: to a public one that is neither this
+// machine's own nor in never.
+func Public(never []netip.Prefix) func(netip.Addr) bool {
+	return func(a netip.Addr) bool {
+		return sandboxer.PublicAddr(a) && !OwnAddr(a) && !slices.ContainsFunc(never, func(p netip.Prefix) bool { return p.Contains(a) })
+	}
 }
 
 // routeKind asks the kernel what kind of route leads to ip (RTN_…).
@@ -68,7 +79,7 @@ func routeKind(ip netip.Addr) (byte, error) {
 	}
 	buf := make([]byte, 4096)
 	n, _, err := unix.Recvfrom(fd, buf, 0)
-	for err == unix.EINTR { // with a time limit, the kernel does not go on by itself
+	for err == unix.EINTR { // with a time limit, the kernel does not resume it
 		n, _, err = unix.Recvfrom(fd, buf, 0)
 	}
 	if err != nil {

@@ -18,7 +18,7 @@ type Policy struct {
 	never []netip.Prefix
 }
 
-// NewPolicy checks p. Whatever p says, what lies in never is not reached. Kind:
+// NewPolicy checks p. Addresses in never are unreachable, whatever p says. Kind:
 // Invalid.
 func NewPolicy(p sandboxer.NetworkPolicy, never []netip.Prefix) (Policy, error) {
 	if err := p.Check(); err != nil {
@@ -33,7 +33,7 @@ func (p *Policy) open() bool {
 	return p.mode == sandboxer.NetworkPublic || p.mode == sandboxer.NetworkAllow
 }
 
-// dials reports whether p lets the sandbox reach to, which it may know under names.
+// dials reports whether p lets the sandbox reach to. names are the names by which it may know to.
 func (p *Policy) dials(to netip.AddrPort, names []string) bool {
 	ip := to.Addr()
 	if to.Port() == 0 || p.denied(ip) {
@@ -74,9 +74,9 @@ func (p *Policy) tells(ip netip.Addr) bool {
 		p.mode == sandboxer.NetworkAllow && slices.ContainsFunc(p.list, func(d sandboxer.Destination) bool { return d.Opens(ip) }))
 }
 
-// pins remember under which names the sandbox was told an address, and until when.
+// pins remember for which names the sandbox got an address, and until when.
 // Under an allow list of names, only a pinned address is reached: it is the answer
-// this sandbox got here, not whatever the name means to somebody else.
+// that this sandbox got here, not what the name means to another resolver.
 type pins struct {
 	byAddr map[netip.Addr]map[string]time.Time
 	count  int

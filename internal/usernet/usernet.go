@@ -2,8 +2,8 @@
 
 // Package usernet is the other end of a sandbox's network: one end of a socket pair
 // is the sandbox's eth0, or a TAP device is, and the other feeds a TCP/IP stack in this
-// process, whose connections are dialled again from here. What a sandbox may reach is therefore
-// decided by Go code (Policy), the same for root and ordinary users, without
+// process, which dials its connections again from here. Therefore
+// Go code (Policy) decides what a sandbox may reach, the same for root and ordinary users, without
 // touching this machine's interfaces, routes or firewall. Names are resolved here
 // too, at the gateway's address, so that a policy may consist of names.
 //
@@ -23,7 +23,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-	"gvisor.dev/gvisor/pkg/buffer"
 	"gvisor.dev/gvisor/pkg/tcpip"
 	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
 	"gvisor.dev/gvisor/pkg/tcpip/header"
@@ -60,7 +59,7 @@ const MTU = 65520
 const (
 	nic = 1
 
-	// The receive window bounds what can be under way to us. Without it the link
+	// The receive window bounds the data under way to us. Without it the link
 	// drops packets under load and uploads fall to a tenth.
 	rootWindow  = 2 << 20
 	userWindow  = 128 << 10 // where the socket's buffer cannot be forced
@@ -75,15 +74,15 @@ const (
 // Options configure a Net.
 type Options struct {
 	Policy Policy
-	// Resolvers tells the DNS servers (host:port) that the gateway asks. They are not
+	// Resolvers returns the DNS servers (host:port) that the gateway asks. They are not
 	// subject to Policy: the sandbox never addresses them itself. nil means none.
 	Resolvers func() []string
-	// Hosts are names that the gateway knows the addresses of, in lower case and without a
-	// dot at the end. They are answered whatever Policy says, as are their addresses' own
-	// (PTR); what leads to those is not this link.
+	// Hosts are names whose addresses the gateway knows, in lower case and without a
+	// dot at the end. It answers for them whatever Policy says, and for their addresses
+	// (PTR); this link does not lead to those addresses.
 	Hosts map[string][]netip.Addr
 	// Path is the name of the sandbox's end in the file system, in a directory of the
-	// broker's own; what is there is replaced. Without it, Take cannot be.
+	// broker's own; an existing file is replaced. Take needs it.
 	Path string
 }
 
@@ -107,7 +106,7 @@ type Net struct {
 	flows  map[*flow]struct{}
 }
 
-// A flow is one connection, or the datagrams between two ports, that was let through.
+// A flow is one connection, or the datagrams between two ports, that was admitted.
 type flow struct {
 	to     netip.AddrPort
 	dns    bool     // to the gateway's resolver
@@ -118,8 +117,8 @@ type flow struct {
 
 // New makes a link. Guest returns the sandbox's end.
 //
-// The ends are datagram sockets: one that loses its other end stays what it is, and can be
-// given another (Take).
+// The ends are datagram sockets: one that loses its other end stays usable, and can
+// get another (Take).
 func New(opts Options) (_ *Net, err error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
@@ -153,15 +152,15 @@ func New(opts Options) (_ *Net, err error) {
 }
 
 // OnDevice serves a TAP device (IFF_TAP and IFF_NO_PI, without offloads), whose own end has
-// the address Guest, the hardware address GuestMAC and its way out by Gateway. The device is
-// n's then, also after an error.
+// the address Guest, the hardware address GuestMAC and its way out by Gateway. n owns the device
+// then, also after an error.
 func OnDevice(opts Options, tap *os.File) (n *Net, err error) {
-	// The queue of the device is its own, and what it does not take is sent again.
+	// The device has its own queue, and packets that it does not take are sent again.
 	return open(opts, nil, tap, 0, userWindow)
 }
 
 // Take makes the other end of a link that lost its own with a former process of the
-// broker's, or still has it there: the sandbox notices nothing but that its connections are
+// broker, or still has it there: the sandbox only notices that its connections are
 // gone. guest is the sandbox's end, a descriptor that stays the caller's, and opts.Path its
 // name.
 func Take(opts Options, guest int) (*Net, error) {
@@ -175,10 +174,10 @@ func Take(opts Options, guest int) (*Net, error) {
 	}
 	host := os.NewFile(uintptr(fd), "link")
 	window := widen(fd)
-	own := opts.Path + ".new" // both have to be told of each other, and need a name for that
+	own := opts.Path + ".new" // both have to connect to each other, and need a name for that
 	err = bind(fd, own)
 	if err == nil {
-		// The sandbox's first: while it has another end it refuses to be that of this one.
+		// The sandbox's end first: while it has another peer it refuses this one.
 		err = errors.Join(connect(guest, own), os.Remove(own))
 	}
 	if err == nil {
@@ -225,7 +224,7 @@ func open(opts Options, guest *os.File, conn io.ReadWriteCloser, inode uint64, w
 	return n, nil
 }
 
-// widen has an end of a link hold more, and returns how much of a stream may be under way.
+// widen enlarges the buffer of an end of a link, and returns how much of a stream may be under way.
 func widen(fd int) (window int) {
 	window = rootWindow
 	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, 4<<20); err != nil {
@@ -235,7 +234,7 @@ func widen(fd int) (window int) {
 	return window
 }
 
-// bind gives a socket the name path, whatever had it.
+// bind gives a socket the name path, even if another had it.
 func bind(fd int, path string) error {
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
@@ -260,7 +259,7 @@ func named(path string, f func(unix.Sockaddr) error) error {
 func (n *Net) configure(window int) error {
 	s := n.stack
 	sack := tcpip.TCPSACKEnabled(true)
-	// What grows, grows with what is read: connections whose other side takes nothing keep
+	// Buffers grow only with what is read: connections whose other side reads nothing use
 	// little of the broker's memory.
 	rcv := tcpip.TCPReceiveBufferSizeRangeOption{Min: 4096, Default: min(window, firstWindow), Max: window}
 	moderate := tcpip.TCPModerateReceiveBufferOption(true)
@@ -294,7 +293,7 @@ func (n *Net) configure(window int) error {
 // our copy once the sandbox has its own.
 func (n *Net) Guest() *os.File { return n.guest }
 
-// Inode is the number of the socket that is the sandbox's end, by which it is known among
+// Inode is the number of the socket that is the sandbox's end. It identifies the end among
 // all that the sandbox has open.
 func (n *Net) Inode() uint64 { return n.inode }
 
@@ -375,7 +374,7 @@ func (n *Net) release(f *flow) {
 
 var errOwn = errors.New("an address of this machine")
 
-// dial connects to where f leads. The policy has seen the address that is dialled:
+// dial connects to the destination of f. The policy has checked the address that is dialled:
 // there is no name left to resolve differently.
 func (n *Net) dial(network string, f *flow) (net.Conn, error) {
 	if n.own(f.to.Addr()) {
@@ -409,7 +408,7 @@ func (n *Net) forwardTCP(r *tcp.ForwarderRequest) {
 			return
 		}
 		r.Complete(false)
-		// What is cut did not end: the sandbox sees a reset.
+		// A cut connection did not end: the sandbox sees a reset.
 		n.carry(f, gonet.NewTCPConn(&wq, ep), out, 0, ep.Abort)
 	}()
 }
@@ -496,131 +495,5 @@ func pipe(dst, src net.Conn, idle time.Duration) {
 			dst.Close()
 		}
 		return
-	}
-}
-
-func addr(a netip.Addr) tcpip.Address { return tcpip.AddrFromSlice(a.AsSlice()) }
-
-// linkEndpoint is a link over a message-preserving connection. It exists because
-// gVisor's own descriptor-based endpoint makes descriptors that leak into children.
-type linkEndpoint struct {
-	conn  io.ReadWriteCloser // a packet each
-	sums  bool               // the other side looks at checksums
-	mtu   uint32
-	queue chan *stack.PacketBuffer // bounded: what does not fit is dropped, and TCP slows down
-	done  chan struct{}
-	once  sync.Once
-	wg    sync.WaitGroup
-
-	mu   sync.RWMutex
-	disp stack.NetworkDispatcher
-	mac  tcpip.LinkAddress
-}
-
-func newLinkEndpoint(c io.ReadWriteCloser, mtu uint32, mac tcpip.LinkAddress, sums bool) *linkEndpoint {
-	return &linkEndpoint{conn: c, sums: sums, mtu: mtu, mac: mac, queue: make(chan *stack.PacketBuffer, 1024), done: make(chan struct{})}
-}
-
-func (l *linkEndpoint) MTU() uint32                             { return l.mtu }
-func (l *linkEndpoint) SetMTU(uint32)                           {}
-func (l *linkEndpoint) MaxHeaderLength() uint16                 { return 0 }
-func (l *linkEndpoint) LinkAddress() tcpip.LinkAddress          { return l.mac }
-func (l *linkEndpoint) SetLinkAddress(tcpip.LinkAddress)        {}
-func (l *linkEndpoint) ARPHardwareType() header.ARPHardwareType { return header.ARPHardwareEther }
-func (l *linkEndpoint) AddHeader(*stack.PacketBuffer)           {}
-func (l *linkEndpoint) ParseHeader(*stack.PacketBuffer) bool    { return true }
-func (l *linkEndpoint) SetOnCloseAction(func())                 {}
-func (l *linkEndpoint) Wait()                                   { l.wg.Wait() }
-
-func (l *linkEndpoint) Capabilities() stack.LinkEndpointCapabilities {
-	if l.sums {
-		return stack.CapabilityRXChecksumOffload
-	}
-	return stack.CapabilityRXChecksumOffload | stack.CapabilityTXChecksumOffload
-}
-
-func (l *linkEndpoint) IsAttached() bool {
-	l.mu.RLock()
-	defer l.mu.RUnlock()
-	return l.disp != nil
-}
-
-func (l *linkEndpoint) Attach(d stack.NetworkDispatcher) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.disp = d
-}
-
-// start lets packets through, both ways.
-func (l *linkEndpoint) start() {
-	l.wg.Go(l.read)
-	l.wg.Go(l.write)
-}
-
-func (l *linkEndpoint) Close() {
-	l.once.Do(func() {
-		close(l.done)
-		l.conn.Close()
-	})
-}
-
-func (l *linkEndpoint) WritePackets(pkts stack.PacketBufferList) (int, tcpip.Error) {
-	n := 0
-	for _, p := range pkts.AsSlice() {
-		p.IncRef()
-		select {
-		case l.queue <- p:
-			n++
-		default:
-			p.DecRef()
-			return n, &tcpip.ErrNoBufferSpace{}
-		}
-	}
-	return n, nil
-}
-
-func (l *linkEndpoint) write() {
-	buf := make([]byte, 0, l.mtu)
-	for {
-		select {
-		case <-l.done:
-			for {
-				select {
-				case p := <-l.queue:
-					p.DecRef()
-				default:
-					return
-				}
-			}
-		case p := <-l.queue:
-			buf = buf[:0]
-			for _, s := range p.AsSlices() {
-				buf = append(buf, s...)
-			}
-			p.DecRef()
-			_, _ = l.conn.Write(buf) // a failure is told by nobody: the sandbox is gone, or this is no more its other end
-		}
-	}
-}
-
-func (l *linkEndpoint) read() {
-	buf := make([]byte, l.mtu)
-	for {
-		n, err := l.conn.Read(buf)
-		if err != nil { // closed, or another process has taken the link
-			return
-		}
-		if n < header.EthernetMinimumSize {
-			continue // a datagram may be empty
-		}
-		pkt := stack.NewPacketBuffer(stack.PacketBufferOptions{Payload: buffer.MakeWithView(buffer.NewViewWithData(buf[:n]))})
-		pkt.RXChecksumValidated = true
-		l.mu.RLock()
-		d := l.disp
-		l.mu.RUnlock()
-		if d != nil {
-			d.DeliverNetworkPacket(0, pkt)
-		}
-		pkt.DecRef()
 	}
 }

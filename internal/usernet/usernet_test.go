@@ -102,6 +102,15 @@ func TestPins(t *testing.T) {
 	}
 }
 
+func TestPublic(t *testing.T) {
+	may := Public([]netip.Prefix{netip.MustParsePrefix("8.8.0.0/16")})
+	for s, want := range map[string]bool{"1.1.1.1": true, "8.8.8.8": false, "10.0.0.1": false, "127.0.0.1": false, "169.254.169.254": false, "::1": false} {
+		if got := may(netip.MustParseAddr(s)); got != want {
+			t.Errorf("%s: %t", s, got)
+		}
+	}
+}
+
 func TestOwnAddr(t *testing.T) {
 	for s, want := range map[string]bool{"127.0.0.1": true, "127.9.9.9": true, "224.0.0.1": true} {
 		if got := OwnAddr(netip.MustParseAddr(s)); got != want {
@@ -154,8 +163,8 @@ func TestAliases(t *testing.T) {
 	}
 }
 
-// TestHosts: names of Options.Hosts are answered whatever the policy says, and nobody is asked
-// for them.
+// TestHosts: names of Options.Hosts are answered whatever the policy says, and no resolver is
+// asked for them.
 func TestHosts(t *testing.T) {
 	n := &Net{policy: policy(t, sandboxer.NetworkPolicy{Mode: sandboxer.NetworkAllow, Allow: []string{"192.0.2.1"}}), own: OwnAddr,
 		opts: Options{Resolvers: func() []string { t.Error("a resolver is asked"); return nil },

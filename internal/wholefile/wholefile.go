@@ -1,5 +1,5 @@
-// Package wholefile writes files that are whole or not there, whatever ends the process or
-// the machine meanwhile, and clears away what the attempts of processes that died have left.
+// Package wholefile writes files that are complete or missing, even if the process or
+// the machine ends meanwhile, and removes what processes that died have left.
 package wholefile
 
 import (
@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// draft begins the names of files that are not whole yet. Nothing else may have such a name in
+// draft begins the names of files that are not complete yet. No other file may have such a name in
 // a directory that Sweep is called for.
 const draft = ".new-"
 
@@ -22,8 +22,8 @@ func Write(name string, data []byte) error {
 	return write(name, data, true)
 }
 
-// Replace is Write for what a crash of the machine ends anyway: it does not wait for the disk.
-// Of a process that dies the file is whole all the same.
+// Replace is Write for data that a crash of the machine makes useless anyway: it does not wait for the disk.
+// If the process dies the file is complete all the same.
 func Replace(name string, data []byte) error {
 	return write(name, data, false)
 }
@@ -50,8 +50,8 @@ func write(name string, data []byte, durably bool) error {
 	return nil
 }
 
-// Publish gives the finished file at from the name to, in the same file system, in the place
-// of whatever is there. When it returns nil, what is in it and that it has that name outlive
+// Publish renames the finished file at from to the name to, in the same file system, and replaces
+// any file there. When it returns nil, its content and its name outlive
 // a crash of the machine.
 func Publish(from, to string) error {
 	f, err := os.Open(from)
@@ -68,7 +68,7 @@ func Publish(from, to string) error {
 }
 
 // SyncDir makes the names in dir outlive a crash of the machine. A file system that cannot do
-// that for directories says so with EINVAL or ENOTSUP, and keeps names in a way of its own.
+// that for directories returns EINVAL or ENOTSUP, and keeps names in a way of its own.
 func SyncDir(dir string) error {
 	d, err := os.Open(dir)
 	if err != nil {
@@ -88,11 +88,11 @@ func ignoreMissing(err error) error {
 	return err
 }
 
-// age is how old a draft is that nobody writes any more.
+// age is how old a draft is that no process writes any more.
 const age = time.Minute
 
 // Sweep removes what writers that died have left in dir; other processes may be writing there
-// now. A directory that is not there has nothing.
+// now. A missing directory has nothing.
 func Sweep(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {

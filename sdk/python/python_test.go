@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/sand-boxer/sandboxer/internal/buildtest"
 )
 
 // python returns an interpreter, as the broker starts one.
@@ -16,6 +18,9 @@ func python(t *testing.T) string {
 	path, err := exec.LookPath("python3")
 	if err != nil {
 		t.Skip("there is no python3")
+	}
+	if err := buildtest.ReadsFiles("."); err != nil {
+		t.Fatal(err)
 	}
 	return path
 }

@@ -195,7 +195,7 @@ func TestRender(t *testing.T) {
 	if len(p.Services) != 3 || p.Services[0].Name != "web" || p.Services[0].Workspace != "/src" || !p.Services[1].OneShot || !p.Services[2].Healthy || p.Services[0].Ports[0] != (Port{80, 8080, "tcp"}) {
 		t.Errorf("services are %+v", p.Services)
 	}
-	if all := strings.Join(p.Notes, "\n"); !strings.Contains(all, "container_name") || !strings.Contains(all, "restart: always") || !strings.Contains(all, "as it was at the start") {
+	if all := strings.Join(p.Notes, "\n"); !strings.Contains(all, "container_name") || !strings.Contains(all, "restart: always") || !strings.Contains(all, "as a copy from the start") {
 		t.Errorf("notes are %q", p.Notes)
 	}
 	if _, err := p.Render(Rendering{Limits: sandboxer.Limits{MemoryBytes: 100 << 20}, ImageOf: func(string) string { return "x" }}); sandboxer.KindOf(err) != sandboxer.Invalid {
@@ -312,7 +312,7 @@ func TestHeldTight(t *testing.T) {
 			}
 		}
 	}
-	if n := strings.Join(p.Notes, "\n"); !strings.Contains(n, "services.web: labels are left out") || !strings.Contains(n, `"mine", "traefik.enable"`) {
+	if n := strings.Join(p.Notes, "\n"); !strings.Contains(n, "services.web: labels that programs of the host may obey are left out") || !strings.Contains(n, `"mine", "traefik.enable"`) {
 		t.Errorf("the notes are %s", n)
 	}
 }
@@ -381,8 +381,8 @@ func unpack(t *testing.T, name string) (dir string, o Options, notes []string) {
 	return dir, o, notes
 }
 
-// What is written for a host is what docker compose reads of the file, but for what is said
-// to be different.
+// The file for a host is what docker compose reads of the file, except for documented
+// differences.
 func TestAsComposeReadsIt(t *testing.T) {
 	compose, err := filepath.Abs("../../../bin/docker-compose")
 	if err == nil {
@@ -399,7 +399,7 @@ func TestAsComposeReadsIt(t *testing.T) {
 		t.Helper()
 		cmd := exec.Command(compose, append(args, "config", "--format", "json")...)
 		cmd.Dir = dir
-		cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + t.TempDir()}
+		cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + t.TempDir(), "PWD=" + dir}
 		var errs strings.Builder
 		cmd.Stderr = &errs
 		out, err := cmd.Output()
@@ -492,8 +492,15 @@ func sameService(t *testing.T, name string, p *Project, ours, theirs map[string]
 		switch key {
 		case "restart":
 			want = restartOf(want, theirs["deploy"])
-		case "container_name", "labels", "logging", "deploy", "build", "profiles", "extends", "develop", "attach", "stop_grace_period":
+		case "container_name", "labels", "logging", "deploy", "profiles", "extends", "develop", "attach", "stop_grace_period":
 			continue // said to be left out, or to be ours
+		case "build":
+			i := slices.IndexFunc(p.Builds, func(b Build) bool { return b.Service == name })
+			if i < 0 {
+				t.Errorf("%s is not built", name)
+				continue
+			}
+			got, want = filepath.Join(dir, p.Builds[i].Context), want.(map[string]any)["context"]
 		case "image":
 			if theirs["build"] != nil {
 				want = "built-" + name
@@ -593,7 +600,7 @@ func unpinned(mounts any) any {
 }
 
 // A directory that is mounted writable is mounted where others could remove it, too, with all
-// that it lies in; and what shows something else there is left alone.
+// its parents; and a mount that shows something else there is left alone.
 func TestPins(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir, map[string]string{"data/db/x": "x", "compose.yaml": `services:
@@ -629,7 +636,7 @@ volumes: {cache: }
 	if err != nil || !strings.Contains(string(text), "source: /d/copies/copy-0") {
 		t.Errorf("%v, %s", err, text)
 	}
-	if all := strings.Join(p.Notes, "\n"); !strings.Contains(all, "file: data/db/x is mounted as it was at the start, and what is written there is not in the workspace") || !strings.Contains(all, "file: memswap_limit") {
+	if all := strings.Join(p.Notes, "\n"); !strings.Contains(all, "file: data/db/x is mounted as a copy from the start of the sandbox, and changes to it are not in the workspace") || !strings.Contains(all, "file: memswap_limit") {
 		t.Errorf("it notes %s", all)
 	}
 }
@@ -656,7 +663,7 @@ networks:
 	if err != nil {
 		t.Fatal(err)
 	}
-	if all := strings.Join(p.Notes, "; "); !strings.Contains(all, "db: the address 172.28.1.9 is another one") || !strings.Contains(all, "networks.inner: subnet and gateway are the sandbox's own") {
+	if all := strings.Join(p.Notes, "; "); !strings.Contains(all, "db: the address 172.28.1.9 is replaced by") || !strings.Contains(all, "networks.inner: subnet and gateway are the sandbox's own") {
 		t.Errorf("it notes %q", all)
 	}
 	for range 2 { // what is written first changes nothing of the model
@@ -676,8 +683,15 @@ networks:
 	}
 }
 
-// Whichever way files are named, variables are those that compose has: of the request, of
-// the directory where no file is named, and of the one beside the first file.
+// A panic of compose is an error.
+func TestSafely(t *testing.T) {
+	if _, err := safely(func() (v any, err error) { return v.(string), nil }); err == nil {
+		t.Error("no error came of a panic")
+	}
+}
+
+// However files are named, variables are those that compose has: of the request, of
+// the directory where no file is named, and of the one next to the first file.
 func TestVariables(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "repo")
 	const text = "services:\n  web: {image: \"x:${TAG}\", profiles: [one]}\n  db: {image: \"y:${TAG}\", profiles: [two]}\n"
@@ -734,7 +748,7 @@ func TestWhereItStands(t *testing.T) {
 		}, []string{"compose.yaml:2: include: \"missing.yaml\" cannot be included"}},
 		"include with a directory of the host": {map[string]string{
 			"compose.yaml": "include:\n  - {path: a.yaml, project_directory: /}\n", "a.yaml": "services: {web: {image: x}}\n",
-		}, []string{"compose.yaml:1: include: the project_directory \"/\" cannot be taken: it is a path of the host"}},
+		}, []string{"compose.yaml:1: include: the project_directory \"/\" cannot be used: it is a path of the host"}},
 		"include with variables of the host": {map[string]string{
 			"compose.yaml": "include:\n  - {path: a.yaml, env_file: ../../.env}\n", "a.yaml": "services: {web: {image: x}}\n",
 		}, []string{"compose.yaml:1: include: the env_file \"../../.env\" cannot be read: it leads out"}},
@@ -752,7 +766,7 @@ func TestWhereItStands(t *testing.T) {
 		}, []string{"compose.yaml:3: services.web.privileged: "}},
 		"a tag in an extended file": {map[string]string{
 			"compose.yaml": "services:\n  web:\n    extends: {file: a.yaml, service: base}\n", "a.yaml": "services:\n  base:\n    image: x\n    command: !reset []\n",
-		}, []string{"a.yaml:4: a.yaml.services.base.command: the tags !reset and !override are not supported in a file of which"}},
+		}, []string{"a.yaml:4: a.yaml.services.base.command: the tags !reset and !override are not supported in a file whose services are extended"}},
 		"a tag within a list": {map[string]string{
 			"compose.yaml": "services:\n  web:\n    image: x\n    ports:\n      - target: !override 80\n",
 		}, []string{"compose.yaml:5: services.web.ports.0.target: the tags !reset and !override are not supported within lists"}},
@@ -761,8 +775,25 @@ func TestWhereItStands(t *testing.T) {
 			"compose.override.yaml": "services:\n  web:\n    volumes: !override [\"/b:/b\"]\n",
 		}, []string{"compose.override.yaml:3: services.web.volumes.0: \"/b\" cannot be mounted"}},
 		"what an included file may not": {map[string]string{
-			"compose.yaml": "include: [sub/a.yaml]\n", "sub/a.yaml": "services:\n  web:\n    image: x\n    volumes:\n      - ../../outside:/x\n      - ${HERE}/y:/y\n",
-		}, []string{"sub/a.yaml:4: services.web.volumes: \"${HERE}/y\" begins with a variable"}},
+			"compose.yaml": "include: [sub/a.yaml]\n", "sub/a.yaml": "services:\n  web:\n    image: x\n    volumes:\n      - ../../outside:/x\n      - ${HERE:-/etc}/y:/y\n      - ~/x:/z\n",
+		}, []string{
+			"sub/a.yaml:5: services.web.volumes.0: \"./../outside\" cannot be mounted: it leads out", "sub/a.yaml:6: services.web.volumes.1: \"/etc/y\" cannot be mounted: it is a path of the host",
+			"sub/a.yaml:7: services.web.volumes.2: \"~/x\" cannot be mounted: it leads to a home directory",
+		}},
+		"what an extended file may not": {map[string]string{
+			"compose.yaml": "services:\n  web:\n    extends: {file: sub/a.yaml, service: base}\n", "sub/a.yaml": "services:\n  base:\n    image: x\n    env_file: ${HERE:-../..}/outside.env\n    build: ~/x\n",
+		}, []string{
+			"compose.yaml:2: services.web.build.context: \"~/x\" cannot be built from: it leads to a home directory", "compose.yaml:2: services.web.env_file.0: \"./../outside.env\" cannot be read: it leads out",
+		}},
+		"what cannot be merged with an included file": {map[string]string{
+			"compose.yaml": "include: [a.yaml]\nservices:\n  web:\n    volumes: 1\n", "a.yaml": "services:\n  web: {image: x, volumes: [\"v:/v\"], logging: {driver: x}}\n",
+		}, []string{"compose.yaml:1: include: a.yaml cannot be merged: cannot override services.web.volumes"}},
+		"a name that is not for services": {map[string]string{
+			"compose.yaml": "services:\n  _extended.1.base: {image: x}\n",
+		}, []string{"compose.yaml:2: services._extended.1.base: \"_extended.1.base\" is not a valid name of a service"}},
+		"a damaged service in an extended file": {map[string]string{
+			"compose.yaml": "services:\n  web:\n    extends: {file: a.yaml, service: base}\n", "a.yaml": "services:\n  other: {image: x}\n  base:\n    image: x\n    volumes: [{type: bind, source: 1, target: /x}]\n",
+		}, []string{"a.yaml:5: "}},
 		"outside of an included file": {map[string]string{
 			"compose.yaml": "include: [sub/a.yaml]\n", "sub/a.yaml": "services:\n  web:\n    image: x\n    volumes:\n      - ../../outside:/x\n",
 		}, []string{"sub/a.yaml:5: services.web.volumes.0: \"./../outside\" cannot be mounted: it leads out of the workspace"}},
@@ -778,7 +809,7 @@ func TestWhereItStands(t *testing.T) {
 		}, []string{"compose.yaml:"}},
 		"many files included": {map[string]string{
 			"compose.yaml": "include: [" + strings.Repeat("a.yaml, ", 49) + "b.yaml]\n", "a.yaml": "name: x\n", "b.yaml": "name: x\n",
-		}, []string{"compose.yaml and what belongs to it are more than 50 files"}},
+		}, []string{"compose.yaml includes or extends too many files: the maximum is 50"}},
 		"an empty variable first": {map[string]string{
 			"compose.yaml": "services:\n  web:\n    image: ${IMAGE}\n    ports: [\"${PORT}:x\"]\n    pid: host\n",
 		}, []string{"compose.yaml: the variables IMAGE, PORT are not set", "compose.yaml:3: invalid containerPort"}},
@@ -796,7 +827,7 @@ func TestWhereItStands(t *testing.T) {
 		}, []string{"the compose file other.yaml cannot be read"}},
 		"many files": {map[string]string{
 			"compose.yaml": "services: {web: {image: x}}\n", ".env": "COMPOSE_FILE=" + strings.Repeat("compose.yaml:", 50) + "compose.yaml\n",
-		}, []string{"COMPOSE_FILE names 51 files: 50 are the most"}},
+		}, []string{"COMPOSE_FILE names 51 files: the maximum is 50"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "repo")

@@ -13,13 +13,13 @@ var (
 	asName   = regexp.MustCompile(`(?i)\sas\s+([a-z0-9][a-z0-9_.-]*)\s*$`)
 )
 
-// escapeLine is the directive that has another character than \ continue a line.
+// escapeLine is the directive that makes another character than \ continue a line.
 var escapeLine = regexp.MustCompile("(?i)^#\\s*escape\\s*=\\s*([`\\\\])\\s*$")
 
-// heredoc is where an instruction says that its next lines are text, up to a word.
+// heredoc is where an instruction declares that its next lines are text, up to a word.
 var heredoc = regexp.MustCompile(`<<-?\s*["']?([A-Za-z_][A-Za-z0-9_.]*)["']?`)
 
-// Labels are what the stages of a Dockerfile are labelled with.
+// Labels are the labels for the stages of a Dockerfile.
 type Labels struct {
 	Stage func(stage int) string // instructions that each stage begins with
 	// Target is the stage that is built, by name or number; "" is the last. It ends with
@@ -28,12 +28,12 @@ type Labels struct {
 	Last   []Label
 }
 
-// A Label is one of an image. Its value has one line.
+// A Label is one label of an image. Its value has one line.
 type Label struct{ Name, Value string }
 
-// Write writes the Dockerfile with these labels; the rest is as it was. It follows
-// https://docs.docker.com/reference/dockerfile/ in what continues a line, and in what is a
-// comment or text; what is no Dockerfile stays what it was, or nearly.
+// Write writes the Dockerfile with these labels; the rest stays as it was. It follows
+// https://docs.docker.com/reference/dockerfile/ for what continues a line, and what is a
+// comment or text; a text that is not a Dockerfile stays unchanged, or nearly.
 func (l Labels) Write(dockerfile []byte) []byte {
 	var out bytes.Buffer
 	escape := `\`

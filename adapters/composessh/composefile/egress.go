@@ -14,8 +14,8 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/egress"
 )
 
-// Egress has services reach what is outside through a gateway (package egress): beside each
-// service is a link, another one whose network it shares.
+// Egress makes services reach the outside through a gateway (package egress): next to each
+// service runs a link, another service whose network it shares.
 type Egress struct {
 	Image        string // of the program
 	File         string // on the host, with the gateway's Config
@@ -27,7 +27,7 @@ type Egress struct {
 // LinkOf is the name of a service's link.
 func LinkOf(service string) string { return egress.Prefix + "link-" + service }
 
-// Linked are the services that have a link: those in a network that the file does not keep
+// Linked are the services that have a link: those in a network that the file does not cut off
 // from the outside.
 func (p *Project) Linked() []string {
 	return slices.DeleteFunc(p.networked(), func(name string) bool {
@@ -50,35 +50,35 @@ func (p *Project) networked() (names []string) {
 	return names
 }
 
-// checkEgress refuses what services behind links cannot be given.
+// checkEgress refuses what is impossible for services behind links.
 func (p *Project) checkEgress(r Rendering) error {
 	refuse := func(what, why string) error {
-		return sandboxer.E(sandboxer.Unsupported, nil, "%s: %s: %s, where a gateway filters the network", p.File, what, why).
+		return sandboxer.E(sandboxer.Unsupported, nil, "%s: %s: %s; this is not possible where a gateway filters the network", p.File, what, why).
 			WithHint("change that in the file, or use a profile without a network")
 	}
 	for _, s := range p.Services {
 		switch {
 		case strings.HasPrefix(s.Name, egress.Prefix):
-			return refuse("services."+s.Name, "names that begin with "+egress.Prefix+" are the gateway's")
+			return refuse("services."+s.Name, "names that begin with "+egress.Prefix+" are reserved for the gateway")
 		case s.Replicas > 1:
-			return refuse("services."+s.Name, fmt.Sprintf("it runs %d times, and can run only once", s.Replicas))
+			return refuse("services."+s.Name, fmt.Sprintf("it runs %d times, but can run only once", s.Replicas))
 		}
 	}
 	for _, v := range p.Volumes {
 		if strings.HasPrefix(v, egress.Prefix) {
-			return refuse("volumes."+v, "names that begin with "+egress.Prefix+" are the gateway's")
+			return refuse("volumes."+v, "names that begin with "+egress.Prefix+" are reserved for the gateway")
 		}
 	}
 	for n, cidr := range r.Subnets {
 		if in, err := netip.ParsePrefix(cidr); err == nil && in.Overlaps(egress.Guests) {
-			return refuse("networks."+n, fmt.Sprintf("%s holds addresses of %s, which the gateway has", in, egress.Guests))
+			return refuse("networks."+n, fmt.Sprintf("%s contains addresses of %s, which the gateway uses", in, egress.Guests))
 		}
 	}
 	return nil
 }
 
-// addresses are what every service has in each of its networks: what the file fixes, as
-// readdressed has it, and of the rest one after the other.
+// addresses are the addresses of every service in each of its networks: those that the file fixes, as
+// readdressed has them, and for the rest one after the other.
 func (p *Project) addresses(r Rendering) map[string]map[string]netip.Addr {
 	out := map[string]map[string]netip.Addr{}
 	by := p.readdressed(r)
@@ -101,8 +101,8 @@ func (p *Project) addresses(r Rendering) map[string]map[string]netip.Addr {
 	return out
 }
 
-// EgressConfig is what the gateway of the file that Render writes is told, but for the policy.
-// With builds it has a link for these, too.
+// EgressConfig is the configuration, without the policy, of the gateway in the file that Render
+// writes. With builds it has a link for builds, too.
 func (p *Project) EgressConfig(r Rendering, builds bool) egress.Config {
 	cfg := egress.Config{V: 1, Networks: map[string]map[string][]netip.Addr{}, Links: map[string][]string{}}
 	know := func(network, name string, a netip.Addr) {
@@ -132,7 +132,7 @@ func (p *Project) EgressConfig(r Rendering, builds bool) egress.Config {
 	for _, name := range p.Linked() {
 		s := p.model.Services[name]
 		cfg.Links[name] = slices.Collect(maps.Keys(s.Networks))
-		// What a service calls another one is its own affair, as a network that it alone is in.
+		// A service may use any name for another one, just as in a network that it alone is in.
 		for _, l := range s.Links {
 			to, as, ok := strings.Cut(l, ":")
 			for n := range s.Networks {
@@ -153,7 +153,7 @@ func (p *Project) EgressConfig(r Rendering, builds bool) egress.Config {
 	return cfg
 }
 
-// OwnResolvers are the services that name DNS servers, which nothing asks where a gateway
+// OwnResolvers are the services that name DNS servers, which are never asked where a gateway
 // resolves names.
 func (p *Project) OwnResolvers() (names []string) {
 	for _, s := range p.Services {
@@ -164,14 +164,14 @@ func (p *Project) OwnResolvers() (names []string) {
 	return names
 }
 
-// bounds of the programs beside the services, which are not the sandbox's.
+// Bounds of the programs next to the services, which do not belong to the sandbox.
 const (
 	linkMemory    = 64 << 20
 	gatewayMemory = 512 << 20
 	helperPids    = 128
 )
 
-// behindGateway puts the services behind links, and adds those and the gateway.
+// behindGateway puts the services behind links, and adds the links and the gateway.
 func (p *Project) behindGateway(services, volumes map[string]any, r Rendering) {
 	e := r.Egress
 	helper := func(label, value string, memory int, command ...string) map[string]any {

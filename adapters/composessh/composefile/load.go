@@ -13,6 +13,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -39,7 +40,7 @@ const (
 var Names = []string{"compose.yaml", "compose.yml", "docker-compose.yaml", "docker-compose.yml"}
 
 // Overrides are the names of files that are merged over one that was found by its name: the
-// first that is there.
+// first that exists.
 var Overrides = []string{"compose.override.yml", "compose.override.yaml", "docker-compose.override.yml", "docker-compose.override.yaml"}
 
 // maxMerged is how many files are read as compose files, at most.
@@ -48,7 +49,7 @@ const maxMerged = 50
 // Options say how a file is read.
 type Options struct {
 	// File is below the directory. Empty means those of the variable COMPOSE_FILE, or the
-	// first of Names that is there with the first of Overrides.
+	// first existing one of Names with the first of Overrides.
 	File     string
 	Profiles []string          // profiles to enable; nil means those of COMPOSE_PROFILES
 	Env      map[string]string // for ${…}, before the file .env of the directory
@@ -66,7 +67,7 @@ type Project struct {
 	Builds   []Build
 	Binds    []Bind   // what of the workspace is mounted, and of directories that on the way which must stay, too
 	Copies   []Bind   // what is mounted from a copy instead, made before anything runs
-	Files    []File   // what has to lie beside the workspace
+	Files    []File   // files to put next to the workspace
 	Notes    []string // what differs from the file, for people
 
 	model    *types.Project
@@ -78,7 +79,7 @@ type Project struct {
 
 type mount struct{ file, target string }
 
-// A Service is what others must know of one.
+// A Service is the part of a service that other code needs.
 type Service struct {
 	Name     string
 	Replicas int
@@ -87,12 +88,12 @@ type Service struct {
 	Restarts int  // how often in a row it is started again after it failed, as the file has it; at most maxRestarts
 	Healthy  bool // it has a health check
 	Ports    []Port
-	// Workspace is where it has the workspace mounted, "" if it has not.
+	// Workspace is where it has the workspace mounted, "" if it does not mount it.
 	Workspace string
 	Volumes   map[string]string // where it has named volumes mounted, by the volume's name
 }
 
-// A Port is one that the file publishes.
+// A Port is a port that the file publishes.
 type Port struct {
 	Target    int
 	Published int // as the file has it; 0 if it leaves it open
@@ -104,7 +105,7 @@ type Build struct {
 	Service    string
 	Context    string // below the workspace
 	Dockerfile []byte // what it says; it is given with the build
-	Ignore     []byte // what a file of its own, beside it, says to leave out of the context; nil if there is none
+	Ignore     []byte // what an ignore file of its own, next to it, leaves out of the context; nil if there is none
 	Args       map[string]string
 	Labels     map[string]string
 	Target     string
@@ -120,7 +121,7 @@ type Bind struct {
 	Copy   string // name of the copy, for Copies
 }
 
-// A File lies beside the workspace.
+// A File is kept next to the workspace.
 type File struct {
 	Name    string
 	Mode    fs.FileMode
@@ -143,7 +144,7 @@ func (p *Project) Waits() bool {
 }
 
 // Load reads the compose file of the directory dir. Invalid: there is none, it cannot
-// be read, or it asks for what is not given; each finding is a line of the message, with
+// be read, or it uses what is not allowed; each finding is a line of the message, with
 // file and line.
 func Load(ctx context.Context, dir string, o Options) (*Project, error) {
 	root, err := os.OpenRoot(dir)
@@ -153,7 +154,7 @@ func Load(ctx context.Context, dir string, o Options) (*Project, error) {
 	defer root.Close()
 	l := &load{
 		root: root, env: map[string]string{}, places: map[string]place{}, unset: map[string]bool{},
-		gateway: o.HostGateway, others: map[string]map[string]any{}, imports: map[string]string{}, extra: map[string]any{}, tags: map[string][]tag{},
+		gateway: o.HostGateway, others: map[string]map[string]any{}, tags: map[string][]tag{},
 	}
 	files, err := l.choose(dir, o)
 	if err != nil {
@@ -169,9 +170,9 @@ func Load(ctx context.Context, dir string, o Options) (*Project, error) {
 	return l.project(ctx, files, o)
 }
 
-// choose returns the files that are merged, in the order in which they are, and sets the
-// variables: those of the request, of the .env of the directory if it was asked which files
-// there are, and of the one beside the first file. The former count more, as for compose.
+// choose returns the files to merge, in their order, and sets the
+// variables: those of the request, of the .env of the directory if it was searched for the
+// files, and of the one next to the first file. The former take precedence, as in compose.
 func (l *load) choose(dir string, o Options) (files []string, err error) {
 	maps.Copy(l.env, o.Env)
 	if o.File != "" {
@@ -204,7 +205,7 @@ func (l *load) look(dir string) ([]string, error) {
 	if list := l.env["COMPOSE_FILE"]; list != "" {
 		files := strings.Split(list, cmp.Or(l.env["COMPOSE_PATH_SEPARATOR"], ":"))
 		if len(files) > maxMerged {
-			return nil, sandboxer.E(sandboxer.Invalid, nil, "COMPOSE_FILE names %d files: %d are the most", len(files), maxMerged)
+			return nil, sandboxer.E(sandboxer.Invalid, nil, "COMPOSE_FILE names %d files: the maximum is %d", len(files), maxMerged)
 		}
 		return files, nil
 	}
@@ -219,12 +220,12 @@ func (l *load) look(dir string) ([]string, error) {
 	found := first(Names)
 	if found == nil {
 		return nil, sandboxer.E(sandboxer.Invalid, nil, "%s has no compose file", dir).
-			WithHint("it is looked for as %s; the input file names another", strings.Join(Names, ", "))
+			WithHint("the server looks for %s; to use another file: --input file=PATH", strings.Join(Names, ", "))
 	}
 	return append(found, first(Overrides)...), nil
 }
 
-// dotenv returns env and what the file .env of a directory of the workspace sets beside it,
+// dotenv returns env plus what the file .env of a directory of the workspace sets,
 // if there is one.
 func (l *load) dotenv(env map[string]string, dir string) (map[string]string, error) {
 	name := path.Join(dir, ".env")
@@ -238,7 +239,7 @@ func (l *load) dotenv(env map[string]string, dir string) (map[string]string, err
 	return vars, nil
 }
 
-// variables returns env and what a file of variables sets beside it.
+// variables returns env plus what a file of variables sets.
 func (l *load) variables(env map[string]string, name string) (map[string]string, error) {
 	data, err := l.read(name)
 	if err != nil {
@@ -268,14 +269,12 @@ type load struct {
 	nodes   int
 	gateway bool // host-gateway is the host
 
-	within  []string                  // files that are being included
-	others  map[string]map[string]any // files of which services are extended
-	imports map[string]string         // names of such services, by file and name
-	extra   map[string]any            // such services, by that name
-	tags    map[string][]tag          // of each file
-	values  []string                  // of variables: they may be secrets
-	found   []finding
-	unset   map[string]bool // variables of the files that have no value, and so are empty
+	within []string                  // files that are being included
+	others map[string]map[string]any // files whose services are extended
+	tags   map[string][]tag          // of each file
+	values []string                  // of variables: they may be secrets
+	found  []finding
+	unset  map[string]bool // variables of the files that have no value, and so are empty
 }
 
 // A place is a line of one of the files.
@@ -294,17 +293,17 @@ type finding struct {
 	text string
 }
 
-// refuse notes that what stands at the place is not given.
+// refuse notes that the value at the place is not allowed.
 func (l *load) refuse(at []string, format string, args ...any) {
 	l.refuseAt(l.place(at), at, format, args...)
 }
 
-// refuseAt is refuse for what is known to stand elsewhere.
+// refuseAt is refuse for a value whose place is known to be elsewhere.
 func (l *load) refuseAt(p place, at []string, format string, args ...any) {
 	l.found = append(l.found, finding{p, strings.Join(at, ".") + ": " + fmt.Sprintf(format, args...)})
 }
 
-// place returns where at is, or the nearest place around it that is known.
+// place returns the place of at, or the nearest known place around it.
 func (l *load) place(at []string) place {
 	best := place{line: 1}
 	for n := 1; n <= len(at); n++ {
@@ -319,8 +318,8 @@ func (l *load) place(at []string) place {
 	return best
 }
 
-// mark notes where what is at stands. Of several files the last one counts that says what it
-// is, and of a mapping, which is made of all of them, the first.
+// mark notes the place of at. If several files set a value, the last one counts, and for
+// a mapping, which is merged from all of them, the first.
 func (l *load) mark(at []string, line int, n *yaml.Node) {
 	if n.Kind == yaml.AliasNode {
 		n = n.Alias
@@ -347,7 +346,7 @@ func (l *load) failure() error {
 		}
 	}
 	return sandboxer.E(sandboxer.Invalid, nil, "%s", strings.Join(lines, "\n")).
-		WithHint("docs/compose-ssh.md lists what a compose file may ask for")
+		WithHint("docs/reference/compose-ssh.md lists the supported keys of compose files")
 }
 
 // empty names the variables that have no value, or is empty.
@@ -356,13 +355,13 @@ func (l *load) empty() string {
 	case len(names) == 0:
 		return ""
 	case len(names) == 1:
-		return fmt.Sprintf("the variable %s is not set, and so is empty (--env %[1]s=… or .env sets it)", names[0])
+		return fmt.Sprintf("the variable %s is not set, and is empty (--env %[1]s=… or .env sets it)", names[0])
 	default:
-		return fmt.Sprintf("the variables %s are not set, and so are empty (--env NAME=… or .env sets them)", strings.Join(names, ", "))
+		return fmt.Sprintf("the variables %s are not set, and are empty (--env NAME=… or .env sets them)", strings.Join(names, ", "))
 	}
 }
 
-// read returns a regular file of the workspace to which no link leads.
+// read returns a regular file of the workspace; no link may lead to it.
 func (l *load) read(name string) ([]byte, error) {
 	fi, err := l.stat(name)
 	if err != nil {
@@ -383,7 +382,7 @@ func (l *load) read(name string) ([]byte, error) {
 	return data, err
 }
 
-// stat looks at a name below the workspace without following any link.
+// stat describes a name below the workspace without following any link.
 func (l *load) stat(name string) (fs.FileInfo, error) {
 	var fi fs.FileInfo
 	at := ""
@@ -401,7 +400,10 @@ func (l *load) stat(name string) (fs.FileInfo, error) {
 }
 
 // below makes a path of the file one below the workspace.
-func (l *load) below(p string) (string, error) {
+func (l *load) below(p string) (string, error) { return below(l.base, p) }
+
+// below makes a path of a directory of the workspace one below the workspace.
+func below(dir, p string) (string, error) {
 	switch {
 	case p == "":
 		return "", errors.New("it is empty")
@@ -410,9 +412,9 @@ func (l *load) below(p string) (string, error) {
 	case path.IsAbs(p):
 		return "", errors.New("it is a path of the host")
 	case strings.ContainsAny(p, "\x00\n\r\\:"):
-		return "", errors.New("it has characters that are not for paths")
+		return "", errors.New("it contains characters that paths cannot have")
 	}
-	p = path.Join(l.base, p)
+	p = path.Join(dir, p)
 	if p == ".." || strings.HasPrefix(p, "../") {
 		return "", errors.New("it leads out of the workspace")
 	}
@@ -421,54 +423,44 @@ func (l *load) below(p string) (string, error) {
 
 func (l *load) project(ctx context.Context, files []string, o Options) (*Project, error) {
 	l.within = files
-	details, err := l.details(ctx, files, l.base)
+	configs, err := l.configs(ctx, files, l.base)
 	if err != nil {
 		return nil, err
 	}
-	model, err := loader.LoadWithContext(ctx, details, l.options, func(lo *loader.Options) { lo.Profiles = o.Profiles })
+	model, err := safely(func() (*types.Project, error) {
+		return loader.LoadWithContext(ctx, types.ConfigDetails{ConfigFiles: configs, Environment: l.env}, l.options, loader.WithProfiles(o.Profiles))
+	})
 	if err != nil {
-		return nil, l.said(ctx, files, err)
+		return nil, l.said(ctx, files[0], err)
 	}
-	for name := range l.extra {
-		delete(model.Services, name)
-		delete(model.DisabledServices, name)
+	for _, services := range []types.Services{model.Services, model.DisabledServices} {
+		maps.DeleteFunc(services, func(name string, _ types.ServiceConfig) bool { return strings.HasPrefix(name, importedPrefix) })
 	}
 	return l.accept(model)
 }
 
-// details are files of paths of the directory dir, with what belongs to them, as compose
+// configs are files with paths of the directory dir, and the files that belong to them, as compose
 // loads them.
-func (l *load) details(ctx context.Context, files []string, dir string) (d types.ConfigDetails, err error) {
-	configs := make([]map[string]any, len(files))
+func (l *load) configs(ctx context.Context, files []string, dir string) ([]types.ConfigFile, error) {
+	configs := make([]types.ConfigFile, len(files))
 	for i, name := range files {
-		if configs[i], err = l.open(ctx, name, dir); err != nil {
-			return d, err
+		config, err := l.open(ctx, name, dir)
+		if err != nil {
+			return nil, err
 		}
-	}
-	for i, config := range configs {
-		if services, _ := config["services"].(map[string]any); services != nil { // it has to have what its services extend
-			for name, s := range l.extra {
-				services[name] = clone(s)
+		configs[i] = types.ConfigFile{Filename: name, Config: config}
+		if tags := l.tags[name]; len(tags) > 0 {
+			if configs[i].Content, err = tagged(config, tags); err != nil {
+				return nil, sandboxer.E(sandboxer.Internal, err, "%s cannot be rewritten", name)
 			}
+			configs[i].Config = nil // it counts where it is there
 		}
-		file := types.ConfigFile{Filename: files[i], Config: config}
-		if tags := l.tags[files[i]]; len(tags) > 0 {
-			if file.Content, err = tagged(config, tags); err != nil {
-				return d, sandboxer.E(sandboxer.Internal, err, "%s cannot be written again", files[i])
-			}
-			file.Config = nil // it counts where it is there
-		}
-		d.ConfigFiles = append(d.ConfigFiles, file)
 	}
-	if d.WorkingDir, err = filepath.Abs(filepath.Join(l.root.Name(), filepath.FromSlash(l.base))); err != nil {
-		return d, err
-	}
-	d.Environment = l.env
-	return d, nil
+	return configs, nil
 }
 
-// options have compose read nothing but what it is given, and change nothing that accept
-// looks at.
+// options let compose read nothing but its input, and change nothing that accept
+// checks.
 func (l *load) options(lo *loader.Options) {
 	lo.SetProjectName("sandbox", true)
 	lo.SkipInclude = true
@@ -489,24 +481,23 @@ func (l *load) options(lo *loader.Options) {
 	}
 }
 
-// said makes a finding of what compose says of files.
-func (l *load) said(ctx context.Context, files []string, err error) error {
+// said turns an error of compose about a file, and about those merged over it, into a finding.
+func (l *load) said(ctx context.Context, file string, err error) error {
 	if cerr := ctx.Err(); cerr != nil {
 		return cerr
 	}
-	text := strings.ReplaceAll(strings.ReplaceAll(err.Error(), l.root.Name()+string(filepath.Separator), ""), "\n", " ")
 	at, known := l.guess(err.Error())
 	if !known {
-		at.file = slices.Index(l.files, files[0])
+		at.file = slices.Index(l.files, file)
 	}
 	if unset := slices.Sorted(maps.Keys(l.unset)); !known && len(unset) > 0 { // what is empty is the likeliest
 		at = used(l.texts, unset[0])
 	}
-	l.found = append(l.found, finding{at, l.redact(text)})
+	l.found = append(l.found, finding{at, l.redact(strings.ReplaceAll(err.Error(), "\n", " "))})
 	return l.failure()
 }
 
-// used returns where a variable is used first.
+// used returns where a variable is first used.
 func used(texts [][]byte, name string) place {
 	for i, text := range texts {
 		if use := max(bytes.Index(text, []byte("${"+name)), bytes.Index(text, []byte("$"+name))); use >= 0 {
@@ -518,16 +509,7 @@ func used(texts [][]byte, name string) place {
 
 // plain reports whether t uses the variable without an operator.
 func plain(t, name string) bool {
-	t = strings.ReplaceAll(t, "$$", "")
-	if strings.Contains(t, "${"+name+"}") {
-		return true
-	}
-	_, after, ok := strings.Cut(t, "$"+name)
-	return ok && (after == "" || !isNameByte(after[0]))
-}
-
-func isNameByte(b byte) bool {
-	return b == '_' || '0' <= b && b <= '9' || 'a' <= b && b <= 'z' || 'A' <= b && b <= 'Z'
+	return regexp.MustCompile(`\$(\{` + name + `\}|` + name + `\b)`).MatchString(strings.ReplaceAll(t, "$$", ""))
 }
 
 // redact blanks out values of the environment, which may be secrets.
@@ -543,7 +525,7 @@ func (l *load) redact(s string) string {
 	return s
 }
 
-// guess finds where a place is that a message names, services.web.image.
+// guess finds the place that a message names, such as services.web.image.
 func (l *load) guess(said string) (at place, known bool) {
 	best := 0
 	at = place{line: 1}
@@ -572,11 +554,16 @@ func reason(err error) string {
 	return err.Error()
 }
 
-// parse reads YAML into maps and remembers where everything stood.
+// bad says why a line of the file that is being read is invalid.
+func (l *load) bad(line int, format string, args ...any) error {
+	return sandboxer.E(sandboxer.Invalid, nil, "%s: %s", l.show(place{l.reading, line}), fmt.Sprintf(format, args...))
+}
+
+// topLevel are the keys of a file, with those that begin with x-.
+var topLevel = []string{"name", "include", "services", "networks", "volumes", "configs", "secrets"}
+
+// parse reads YAML into maps and remembers the place of everything.
 func (l *load) parse(text []byte, prefix []string) (map[string]any, error) {
-	bad := func(line int, format string, args ...any) error {
-		return sandboxer.E(sandboxer.Invalid, nil, "%s: %s", l.show(place{l.reading, line}), fmt.Sprintf(format, args...))
-	}
 	dec := yaml.NewDecoder(bytes.NewReader(text))
 	var doc yaml.Node
 	if err := dec.Decode(&doc); err != nil {
@@ -585,28 +572,23 @@ func (l *load) parse(text []byte, prefix []string) (map[string]any, error) {
 			digits, _, _ := strings.Cut(after, ":")
 			line, _ = strconv.Atoi(digits)
 		}
-		return nil, bad(line, "this is not YAML: %s", strings.ReplaceAll(strings.TrimPrefix(err.Error(), "yaml: "), "\n", " "))
+		return nil, l.bad(line, "this is not YAML: %s", strings.ReplaceAll(strings.TrimPrefix(err.Error(), "yaml: "), "\n", " "))
 	}
 	var more yaml.Node
 	if err := dec.Decode(&more); err != io.EOF {
-		return nil, bad(more.Line, "there is a second document, which would be merged into the first")
+		return nil, l.bad(more.Line, "a second document is not supported: compose would merge it into the first")
 	}
 	if len(doc.Content) != 1 || doc.Content[0].Kind != yaml.MappingNode {
-		return nil, bad(1, "a compose file is a mapping")
+		return nil, l.bad(1, "a compose file must be a mapping")
 	}
 	v, err := l.value(doc.Content[0], prefix, 0)
 	if err != nil {
 		return nil, err
 	}
 	config := v.(map[string]any)
+	delete(config, "version") // says nothing any more
 	for key := range config {
-		switch {
-		case key == "services" || key == "networks" || key == "volumes" || key == "configs" || key == "secrets":
-		case key == "name", strings.HasPrefix(key, "x-"):
-		case key == "version":
-			delete(config, key) // says nothing any more
-		case key == "include":
-		default:
+		if !slices.Contains(topLevel, key) && !strings.HasPrefix(key, "x-") {
 			l.refuse(append(slices.Clip(prefix), key), "is not supported")
 		}
 	}
@@ -614,9 +596,7 @@ func (l *load) parse(text []byte, prefix []string) (map[string]any, error) {
 }
 
 func (l *load) value(n *yaml.Node, at []string, depth int) (any, error) {
-	bad := func(format string, args ...any) error {
-		return sandboxer.E(sandboxer.Invalid, nil, "%s: %s", l.show(place{l.reading, n.Line}), fmt.Sprintf(format, args...))
-	}
+	bad := func(format string, args ...any) error { return l.bad(n.Line, format, args...) }
 	if l.nodes++; l.nodes > maxNodes {
 		return nil, bad("the file has more than %d nodes, with its aliases followed", maxNodes)
 	}
@@ -681,11 +661,11 @@ func (l *load) value(n *yaml.Node, at []string, depth int) (any, error) {
 				k = k.Alias
 			}
 			if k.Kind != yaml.ScalarNode {
-				return nil, bad("a key is not a word")
+				return nil, bad("a key is not a string")
 			}
 			if _, twice := own[k.Value]; twice {
 				n = k
-				return nil, bad("the key %q is there twice", k.Value)
+				return nil, bad("the key %q occurs twice", k.Value)
 			}
 			below := append(slices.Clip(at), k.Value)
 			l.mark(below, k.Line, c)
@@ -708,7 +688,7 @@ func (l *load) value(n *yaml.Node, at []string, depth int) (any, error) {
 	return nil, bad("this cannot be read")
 }
 
-// tagOf is the tag of a node, or of what an alias stands for.
+// tagOf is the tag of a node, or of the node that an alias stands for.
 func tagOf(n *yaml.Node) string {
 	if n.Kind == yaml.AliasNode {
 		return n.Alias.Tag
@@ -716,7 +696,7 @@ func tagOf(n *yaml.Node) string {
 	return n.Tag
 }
 
-// merge adds to into what "<<: c" stands for.
+// merge adds the content that "<<: c" stands for to into.
 func (l *load) merge(c *yaml.Node, at []string, depth int, into map[string]any) error {
 	v, err := l.value(c, at, depth)
 	if err != nil {
@@ -729,7 +709,7 @@ func (l *load) merge(c *yaml.Node, at []string, depth int, into map[string]any) 
 	for _, m := range slices.Backward(list) { // of several, the first counts
 		m, ok := m.(map[string]any)
 		if !ok {
-			return sandboxer.E(sandboxer.Invalid, nil, "%s: << wants a mapping", l.show(place{l.reading, c.Line}))
+			return l.bad(c.Line, "<< needs a mapping")
 		}
 		maps.Copy(into, m)
 	}
@@ -744,7 +724,7 @@ func (none) Accept(string) bool { return true }
 
 // Load implements loader.ResourceLoader.
 func (none) Load(_ context.Context, name string) (string, error) {
-	return "", fmt.Errorf("the file %q is not read", name)
+	return "", fmt.Errorf("the loader may not read the file %q", name)
 }
 
 // Dir implements loader.ResourceLoader.

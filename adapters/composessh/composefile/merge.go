@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"path"
 	"path/filepath"
 	"reflect"
@@ -12,7 +13,6 @@ import (
 
 	"github.com/compose-spec/compose-go/v2/loader"
 	"github.com/compose-spec/compose-go/v2/override"
-	"github.com/compose-spec/compose-go/v2/tree"
 	"github.com/compose-spec/compose-go/v2/types"
 	"go.yaml.in/yaml/v4"
 
@@ -21,56 +21,50 @@ import (
 
 // importedPrefix begins the names of services of other files that are only there to be
 // extended. No service of a file can be called so: see serviceName.
-const importedPrefix = "x-sandboxer.extended."
+const importedPrefix = "_extended."
 
-// open reads one more compose file, name below the workspace, with what it includes, and
-// with what services of it extend. Its paths are of the directory dir, and become those of
-// the first file's.
+// open reads another compose file, name below the workspace, with what it includes, and
+// with what its services extend. Its paths are relative to the directory dir.
 func (l *load) open(ctx context.Context, name, dir string) (map[string]any, error) {
-	config, rel, err := l.raw(name, dir, nil)
+	config, err := l.raw(name, nil)
 	if err != nil {
 		return nil, err
 	}
-	former := l.reading
-	l.reading = len(l.files) - 1
-	defer func() { l.reading = former }()
 	services, _ := config["services"].(map[string]any)
+	extended := extended{dir, map[string]any{}}
 	for service, s := range services {
+		if strings.HasPrefix(service, importedPrefix) {
+			l.refuse([]string{"services", service}, "%q is not a valid name of a service", service)
+		}
 		if s, ok := s.(map[string]any); ok {
-			if err := l.extend(name, []string{"services", service}, s, false); err != nil {
+			if err := l.extend(ctx, extended, name, dir, []string{"services", service}, s); err != nil {
 				return nil, err
 			}
 		}
 	}
-	includes := config["include"]
-	delete(config, "include")
-	if err := l.include(ctx, config, l.tags[name], includes, rel); err != nil {
+	maps.Copy(services, extended.services)
+	if config, err = l.include(ctx, name, dir, config); err != nil {
 		return nil, err
 	}
 	return config, l.failure()
 }
 
-// A tag of a file says that what stands at a place there, or nothing if reset is set, takes
-// the place of what other files have there, where they would be merged.
+// A tag of a file says that its value at a place, or nothing if reset is set, replaces
+// the values of other files there, which would otherwise be merged.
 type tag struct {
 	at    []string
 	reset bool
 }
 
-// mapped reports whether only mappings lead to a place.
-func mapped(config map[string]any, at []string) bool {
-	v := any(config)
-	for _, key := range at {
-		m, ok := v.(map[string]any)
-		if !ok {
-			return false
-		}
-		v = m[key]
+// parent is the mapping that has the last key of a place; nil if something else than a mapping is on the way.
+func parent(m map[string]any, at []string) map[string]any {
+	for _, key := range at[:len(at)-1] {
+		m, _ = m[key].(map[string]any)
 	}
-	return true
+	return m
 }
 
-// tagged writes a file with its tags, at places to which mappings lead.
+// tagged writes a file with its tags, at places below mappings.
 func tagged(config map[string]any, tags []tag) ([]byte, error) {
 	var doc yaml.Node
 	if err := doc.Encode(config); err != nil {
@@ -95,62 +89,62 @@ func tagged(config map[string]any, tags []tag) ([]byte, error) {
 	return yaml.Marshal(&doc)
 }
 
-// raw reads and parses one file, whose paths are of the directory dir. Its places are noted
-// below prefix. rel is dir, seen from the first file's.
-func (l *load) raw(name, dir string, prefix []string) (config map[string]any, rel string, err error) {
+// raw reads and parses one file. Its places are noted below prefix.
+func (l *load) raw(name string, prefix []string) (map[string]any, error) {
 	if len(l.files) == maxMerged {
-		return nil, "", sandboxer.E(sandboxer.Invalid, nil, "%s and what belongs to it are more than %d files", l.files[0], maxMerged)
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "%s includes or extends too many files: the maximum is %d", l.files[0], maxMerged)
 	}
 	text, err := l.read(name)
 	if err != nil {
-		return nil, "", sandboxer.E(sandboxer.Invalid, err, "the compose file %s cannot be read: %s", name, reason(err))
+		return nil, sandboxer.E(sandboxer.Invalid, err, "the compose file %s cannot be read: %s", name, reason(err))
 	}
-	former := l.reading
 	l.reading = len(l.files)
-	defer func() { l.reading = former }()
 	l.files, l.texts = append(l.files, name), append(l.texts, text)
-	if config, err = l.parse(text, prefix); err != nil {
-		return nil, "", err
+	config, err := l.parse(text, prefix)
+	if err != nil {
+		return nil, err
 	}
 	for _, t := range l.tags[name] {
 		if len(prefix) > 0 && t.at[0] == prefix[0] {
-			l.refuse(t.at, "the tags !reset and !override are not supported in a file of which services are extended")
-		} else if len(prefix) == 0 && !mapped(config, t.at) {
+			l.refuse(t.at, "the tags !reset and !override are not supported in a file whose services are extended")
+		} else if len(prefix) == 0 && parent(config, t.at) == nil {
 			l.refuse(t.at, "the tags !reset and !override are not supported within lists")
 		}
 	}
-	if rel, err = filepath.Rel(l.base, dir); err != nil {
-		return nil, "", err
-	}
-	if rel = filepath.ToSlash(rel); rel != "." {
-		l.rebase(config, prefix, rel)
-	}
-	return config, rel, l.failure()
+	return config, l.failure()
 }
 
-// extend has a service that stands at the place at of file name, and extends one of another
-// file, extend a copy of that. With all it does so with one of the same file, too.
-func (l *load) extend(name string, at []string, s map[string]any, all bool) error {
+// extended are copies of services of other files that services of one file extend.
+type extended struct {
+	dir      string         // of that file's paths, and so of theirs
+	services map[string]any // by names with importedPrefix
+}
+
+// extend changes a service that extends one of another file so that it extends a copy of that one instead.
+// The service is at the place at of the file name, whose paths are relative to the directory dir. A
+// service that is a copy itself extends copies only.
+func (l *load) extend(ctx context.Context, to extended, name, dir string, at []string, s map[string]any) error {
 	e, ok := s["extends"].(map[string]any)
 	if one, isName := s["extends"].(string); isName {
 		e, ok = map[string]any{"service": one}, true
 	}
-	if !ok || e["file"] == nil && !all {
+	copied := at[0] != "services"
+	if !ok || e["file"] == nil && !copied {
 		return nil
 	}
 	at = append(slices.Clip(at), "extends")
-	from := name
+	file := name
 	if e["file"] != nil {
-		file, _ := e["file"].(string)
+		said, _ := e["file"].(string)
 		var err error
-		if from, err = l.beside(file); err == nil {
-			_, err = l.stat(from)
+		if file, err = l.beside(dir, said); err == nil {
+			_, err = l.stat(file)
 		}
 		if err != nil {
-			l.refuse(append(at, "file"), "%q cannot be read: %s", file, reason(err))
+			l.refuse(append(at, "file"), "%q cannot be read: %s", said, reason(err))
 			return nil
 		}
-		if from == name && !all {
+		if file == name && !copied {
 			delete(e, "file")
 			return nil
 		}
@@ -160,12 +154,12 @@ func (l *load) extend(name string, at []string, s map[string]any, all bool) erro
 		l.refuse(at, "names no service")
 		return nil
 	}
-	imported, err := l.imported(from, service)
+	imported, err := l.imported(ctx, to, file, service)
 	if err != nil {
 		return err
 	}
 	if imported == "" {
-		l.refuse(at, "%s has no service %q", from, service)
+		l.refuse(at, "%s has no service %q", file, service)
 		return nil
 	}
 	s["extends"] = map[string]any{"service": imported}
@@ -173,15 +167,11 @@ func (l *load) extend(name string, at []string, s map[string]any, all bool) erro
 }
 
 // imported returns the name of a copy of a service of another file; "" if there is none.
-func (l *load) imported(file, service string) (string, error) {
-	key := file + "\x00" + service
-	if name := l.imports[key]; name != "" {
-		return name, nil
-	}
+func (l *load) imported(ctx context.Context, to extended, file, service string) (string, error) {
 	config := l.others[file]
 	if config == nil {
 		var err error
-		if config, _, err = l.raw(file, path.Dir(file), []string{file}); err != nil {
+		if config, err = l.raw(file, []string{file}); err != nil {
 			return "", err
 		}
 		l.others[file] = config
@@ -191,119 +181,102 @@ func (l *load) imported(file, service string) (string, error) {
 	if !ok {
 		return "", nil
 	}
-	name := fmt.Sprint(importedPrefix, len(l.imports))
-	l.imports[key] = name // before what it extends itself, which may be it
-	l.extra[name] = s
-	return name, l.extend(file, []string{file, "services", service}, s, true)
+	name := fmt.Sprint(importedPrefix, slices.Index(l.files, file), ".", service)
+	if to.services[name] != nil {
+		return name, nil
+	}
+	s = maps.Clone(s)
+	to.services[name] = s // before what it extends itself, which may be it
+	extends := s["extends"]
+	delete(s, "extends")
+	alone := types.ConfigFile{Filename: file, Config: map[string]any{"services": map[string]any{service: s}}}
+	model, err := l.model(ctx, []types.ConfigFile{alone}, path.Dir(file), to.dir, func(lo *loader.Options) { lo.SkipDefaultValues = true })
+	if err != nil {
+		return "", l.said(ctx, file, errors.New(strings.ReplaceAll(err.Error(), "services.", file+".services.")))
+	}
+	services, _ = model["services"].(map[string]any)
+	if s, _ = services[service].(map[string]any); s == nil {
+		s = map[string]any{}
+	}
+	if extends != nil {
+		s["extends"] = extends
+	}
+	to.services[name] = s
+	return name, l.extend(ctx, to, file, path.Dir(file), []string{file, "services", service}, s)
 }
 
-// include adds to config, of a file in the directory rel that has these tags, what its key
-// include names: each a project of its own, with its own variables. What both have is merged,
-// and the file that includes counts more.
-func (l *load) include(ctx context.Context, config map[string]any, tags []tag, includes any, rel string) error {
-	if includes == nil {
-		return nil
+// include merges config, of the file name with paths of the directory dir, over what its key
+// include names: each a project of its own, with its own variables.
+func (l *load) include(ctx context.Context, name, dir string, config map[string]any) (map[string]any, error) {
+	includes, ok := config["include"]
+	if delete(config, "include"); !ok || includes == nil {
+		return config, nil
 	}
 	where := l.place([]string{"include"}) // before what is included says that, too
 	refuse := func(format string, args ...any) { l.refuseAt(where, []string{"include"}, format, args...) }
 	list, ok := includes.([]any)
 	if !ok {
 		refuse("is not a list")
-		return nil
+		return config, nil
 	}
 	for _, one := range list {
-		i, err := l.inclusion(one, rel)
+		i, err := l.inclusion(one, dir)
 		if err != nil {
 			refuse("%s", err)
 			continue
 		}
-		other, err := l.included(ctx, i)
+		other, err := l.included(ctx, i, dir)
 		if err != nil {
-			return err
+			return nil, err
 		}
+		all := map[string]any{}
 		for _, kind := range []string{"services", "networks", "volumes", "configs", "secrets"} {
-			objects, _ := other[kind].(map[string]any)
-			if len(objects) == 0 {
-				continue
-			}
 			mine, _ := config[kind].(map[string]any)
-			if mine == nil {
-				mine = map[string]any{}
-				config[kind] = mine
+			if objects, _ := other[kind].(map[string]any); len(objects) > 0 {
+				maps.DeleteFunc(objects, func(name string, o any) bool { m, twice := mine[name]; return twice && reflect.DeepEqual(m, o) })
+				all[kind] = objects
 			}
-			for n, o := range objects {
-				there, twice := mine[n]
-				switch {
-				case !twice:
-					mine[n] = o
-					continue
-				case reflect.DeepEqual(there, o):
-					continue
-				}
-				for _, t := range tags {
-					if o, ok := o.(map[string]any); ok && len(t.at) > 2 && t.at[0] == kind && t.at[1] == n {
-						remove(o, t.at[2:])
-					}
-				}
-				if mine[n], err = override.MergeYaml(o, there, tree.NewPath(kind, n)); err != nil {
-					l.refuse([]string{kind, n}, "cannot be merged with what %s has, which is included: %s", i.files[0], err)
-					mine[n] = there
-				}
+		}
+		for _, t := range l.tags[name] {
+			if len(t.at) > 2 {
+				delete(parent(all, t.at), t.at[len(t.at)-1])
 			}
+		}
+		if config, err = safely(func() (map[string]any, error) { return override.Merge(all, config) }); err != nil {
+			refuse("%s cannot be merged: %s", i.files[0], l.redact(err.Error()))
+			return nil, l.failure()
 		}
 	}
-	return nil
+	return config, nil
 }
 
-// An inclusion is what one element of include asks for.
+// An inclusion is one element of include.
 type inclusion struct {
 	files []string // below the workspace, merged
 	dir   string   // of their paths
 	env   map[string]string
 }
 
-// inclusion understands an element of include of a file in the directory rel.
-func (l *load) inclusion(one any, rel string) (i inclusion, err error) {
-	words := func(v any) (out []string) {
-		list, ok := v.([]any)
-		if !ok {
-			list = []any{v}
-		}
-		for _, e := range list {
-			s, _ := e.(string)
-			out = append(out, s)
-		}
-		return out
-	}
-	of := func(file string) (string, error) {
-		if file == "" || path.IsAbs(file) || strings.HasPrefix(file, "~") {
-			return l.beside(file)
-		}
-		return l.beside(path.Join(rel, file))
-	}
-	var paths, envs []string
-	dir := ""
+// inclusion parses an element of include of a file whose paths are relative to the directory of.
+func (l *load) inclusion(one any, of string) (i inclusion, err error) {
 	m, ok := one.(map[string]any)
 	if !ok {
 		m = map[string]any{"path": one}
 	}
-	for key, v := range m {
-		switch key {
-		case "path":
-			paths = words(v)
-		case "project_directory":
-			dir, _ = v.(string)
-		case "env_file":
-			envs = words(v)
-		default:
+	for key := range m {
+		if key != "path" && key != "project_directory" && key != "env_file" {
 			return i, fmt.Errorf("%s is not supported", key)
 		}
 	}
-	if len(paths) == 0 {
+	var said types.IncludeConfig
+	if err := loader.Transform(m, &said); err != nil {
+		return i, errors.New("an element must be the path of a file, or a mapping with path, project_directory and env_file")
+	}
+	if len(said.Path) == 0 {
 		return i, errors.New("no path is named")
 	}
-	for _, file := range paths {
-		name, err := of(file)
+	for _, file := range said.Path {
+		name, err := l.beside(of, file)
 		if err == nil {
 			_, err = l.stat(name)
 		}
@@ -315,21 +288,21 @@ func (l *load) inclusion(one any, rel string) (i inclusion, err error) {
 		}
 		i.files = append(i.files, name)
 	}
-	if i.dir = path.Dir(i.files[0]); dir != "" {
-		if i.dir, err = of(dir); err != nil {
-			return i, fmt.Errorf("the project_directory %q cannot be taken: %s", dir, reason(err))
+	if i.dir = path.Dir(i.files[0]); said.ProjectDirectory != "" {
+		if i.dir, err = l.beside(of, said.ProjectDirectory); err != nil {
+			return i, fmt.Errorf("the project_directory %q cannot be used: %s", said.ProjectDirectory, reason(err))
 		}
 	}
-	if len(envs) == 0 {
+	if len(said.EnvFile) == 0 {
 		i.env, err = l.dotenv(l.env, i.dir)
 		return i, err
 	}
 	i.env = l.env
-	for _, file := range envs {
+	for _, file := range said.EnvFile {
 		if file == "/dev/null" {
 			continue
 		}
-		name, err := of(file)
+		name, err := l.beside(of, file)
 		if err == nil {
 			i.env, err = l.variables(i.env, name)
 		}
@@ -340,31 +313,65 @@ func (l *load) inclusion(one any, rel string) (i inclusion, err error) {
 	return i, nil
 }
 
-// included reads what is included, with its own variables in place.
-func (l *load) included(ctx context.Context, i inclusion) (map[string]any, error) {
-	env, extra, imports, others, within := l.env, l.extra, l.imports, l.others, l.within
-	defer func() { l.env, l.extra, l.imports, l.others, l.within = env, extra, imports, others, within }()
-	l.env, l.extra, l.imports, l.others = i.env, map[string]any{}, map[string]string{}, map[string]map[string]any{}
-	l.within = slices.Concat(within, i.files)
-	details, err := l.details(ctx, i.files, i.dir)
+// included reads an included project, with its own variables in place, for a file whose paths
+// are relative to the directory of.
+func (l *load) included(ctx context.Context, i inclusion, of string) (map[string]any, error) {
+	env, within := l.env, l.within
+	defer func() { l.env, l.within = env, within }()
+	l.env, l.within = i.env, slices.Concat(within, i.files)
+	files, err := l.configs(ctx, i.files, i.dir)
 	if err != nil {
 		return nil, err
 	}
-	if !slices.ContainsFunc(details.ConfigFiles, func(f types.ConfigFile) bool { return len(f.Config)+len(f.Content) > 0 }) {
+	if !slices.ContainsFunc(files, func(f types.ConfigFile) bool { return len(f.Config)+len(f.Content) > 0 }) {
 		return nil, nil // which compose takes for a mistake, where it is not included
 	}
-	model, err := loader.LoadModelWithContext(ctx, details, l.options)
+	model, err := l.model(ctx, files, i.dir, of)
 	if err != nil {
-		return nil, l.said(ctx, i.files, err)
+		return nil, l.said(ctx, i.files[0], err)
 	}
-	services, _ := model["services"].(map[string]any)
-	for name := range l.extra {
-		delete(services, name)
+	return model, nil
+}
+
+// model returns the model that compose makes of files with paths of the directory dir, in a form
+// for a file with paths of another directory: no variable is left in it.
+func (l *load) model(ctx context.Context, files []types.ConfigFile, dir, of string, more ...func(*loader.Options)) (map[string]any, error) {
+	if l.env["PWD"] == "." { // the first file's directory: see choose
+		l.env["PWD"] = from(dir, l.base)
+		defer func() { l.env["PWD"] = "." }()
+	}
+	model, err := safely(func() (map[string]any, error) {
+		return loader.LoadModelWithContext(ctx, types.ConfigDetails{ConfigFiles: files, Environment: l.env}, append(more, l.options)...)
+	})
+	if err != nil {
+		return nil, err
+	}
+	if services, _ := model["services"].(map[string]any); services != nil {
+		maps.DeleteFunc(services, func(name string, _ any) bool { return strings.HasPrefix(name, importedPrefix) })
+	}
+	if rel := from(of, dir); rel != "." {
+		rebase(model, rel)
 	}
 	return literal(model).(map[string]any), nil
 }
 
-// literal has every text of what YAML can say mean itself where variables are replaced.
+// from is the path from one directory of the workspace to another one.
+func from(one, other string) string {
+	rel, _ := filepath.Rel(one, other) // which fails only for what is outside
+	return filepath.ToSlash(rel)
+}
+
+// safely turns a panic of compose, which a file may have caused, into an error.
+func safely[T any](read func() (T, error)) (v T, err error) {
+	defer func() {
+		if recover() != nil {
+			err = errors.New("compose cannot read it")
+		}
+	}()
+	return read()
+}
+
+// literal escapes every $ of a model, so that no variable is replaced a second time.
 func literal(v any) any {
 	switch v := v.(type) {
 	case map[string]any:
@@ -381,112 +388,45 @@ func literal(v any) any {
 	return v
 }
 
-// remove takes what is at a place out of m.
-func remove(m map[string]any, at []string) {
-	for _, key := range at[:len(at)-1] {
-		var ok bool
-		if m, ok = m[key].(map[string]any); !ok {
-			return
-		}
-	}
-	delete(m, at[len(at)-1])
-}
-
-// beside is below for the path of another compose file.
-func (l *load) beside(file string) (string, error) {
+// beside is below for the path of another compose file, in one with paths of the directory dir.
+func (l *load) beside(dir, file string) (string, error) {
 	if strings.Contains(file, "$") {
-		return "", fmt.Errorf("no variable may be in it")
+		return "", fmt.Errorf("it must not contain variables")
 	}
-	return l.below(file)
+	return below(dir, file)
 }
 
-// rebase makes the paths of a file in the directory rel those of the first file's.
-func (l *load) rebase(config map[string]any, prefix []string, rel string) {
-	at := func(keys ...string) []string { return append(slices.Clip(prefix), keys...) }
-	move := func(place []string, p string) string {
-		switch {
-		case strings.HasPrefix(p, "$"):
-			l.refuse(place, "%q begins with a variable, and so it is not known whether it is a path of %s", p, rel)
-		case p == "" || path.IsAbs(p) || strings.HasPrefix(p, "~") || strings.Contains(p, "://"):
-		default:
-			return "./" + path.Join(rel, p)
-		}
-		return p
-	}
-	in := func(place []string, m map[string]any, key string) {
-		if p, ok := m[key].(string); ok {
-			m[key] = move(append(place, key), p)
+// rebase moves the paths of a model from the directory rel to the one that rel is in. The
+// function of compose-go for that reads $HOME and follows links, so it is not used.
+func rebase(model map[string]any, rel string) {
+	move := func(in any, key string) {
+		m, _ := in.(map[string]any)
+		if p, ok := m[key].(string); ok && p != "" && !path.IsAbs(p) && !strings.HasPrefix(p, "~") && !strings.Contains(p, "://") {
+			m[key] = "./" + path.Join(rel, p)
 		}
 	}
-	for _, kind := range []string{"configs", "secrets"} {
-		objects, _ := config[kind].(map[string]any)
-		for name, o := range objects {
-			if o, ok := o.(map[string]any); ok {
-				in(at(kind, name), o, "file")
-			}
-		}
-	}
-	services, _ := config["services"].(map[string]any)
-	for name, s := range services {
-		s, ok := s.(map[string]any)
-		if !ok {
-			continue
-		}
-		place := func(keys ...string) []string { return append(at("services", name), keys...) }
-		switch b := s["build"].(type) {
-		case string:
-			in(place(), s, "build")
+	each := func(in any, f func(any)) {
+		switch in := in.(type) {
 		case map[string]any:
-			if b["context"] == nil {
-				b["context"] = "."
+			for _, v := range in {
+				f(v)
 			}
-			in(place("build"), b, "context")
-		}
-		if e, ok := s["extends"].(map[string]any); ok {
-			in(place("extends"), e, "file")
-		}
-		in(place(), s, "env_file")
-		if list, ok := s["env_file"].([]any); ok {
-			for i, f := range list {
-				switch f := f.(type) {
-				case string:
-					list[i] = move(place("env_file"), f)
-				case map[string]any:
-					in(place("env_file"), f, "path")
-				}
-			}
-		}
-		list, _ := s["volumes"].([]any)
-		for i, v := range list {
-			switch v := v.(type) {
-			case string:
-				if source, rest, found := strings.Cut(v, ":"); found && (strings.HasPrefix(source, ".") || strings.HasPrefix(source, "$")) {
-					list[i] = move(place("volumes"), source) + ":" + rest
-				}
-			case map[string]any:
-				if v["type"] == "bind" {
-					in(place("volumes"), v, "source")
-				}
+		case []any:
+			for _, v := range in {
+				f(v)
 			}
 		}
 	}
-}
-
-// clone copies what YAML can say.
-func clone(v any) any {
-	switch v := v.(type) {
-	case map[string]any:
-		out := make(map[string]any, len(v))
-		for k, e := range v {
-			out[k] = clone(e)
-		}
-		return out
-	case []any:
-		out := make([]any, len(v))
-		for i, e := range v {
-			out[i] = clone(e)
-		}
-		return out
-	}
-	return v
+	each(model["configs"], func(o any) { move(o, "file") })
+	each(model["secrets"], func(o any) { move(o, "file") })
+	each(model["services"], func(s any) {
+		service, _ := s.(map[string]any)
+		move(service["build"], "context")
+		each(service["env_file"], func(f any) { move(f, "path") })
+		each(service["volumes"], func(v any) {
+			if v, _ := v.(map[string]any); v["type"] == types.VolumeTypeBind {
+				move(v, "source")
+			}
+		})
+	})
 }

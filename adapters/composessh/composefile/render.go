@@ -17,7 +17,7 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// Rendering says what the file for a host is written with.
+// Rendering has the parameters of the file for a host.
 type Rendering struct {
 	Dir    string            // absolute; the workspace is Dir/repo, Files are in Dir/files, Copies in Dir/copies
 	Labels map[string]string // of everything
@@ -29,17 +29,17 @@ type Rendering struct {
 	Limits       sandboxer.Limits  // of all services together; zero fields set none
 	ImageOf      func(service string) string
 	StopAfter    time.Duration // longest time that a service is given to end
-	// Restarts is how often in a row a service that failed is started again, at most.
+	// Restarts is how often in a row a failed service is started again, at most.
 	Restarts int
-	// NewPrivileges lets what runs in containers gain rights by set-uid programs such as
+	// NewPrivileges lets processes in containers gain rights by set-uid programs such as
 	// sudo; without it every service has no-new-privileges.
 	NewPrivileges bool
-	// Podman has the file written for podman-compose: what that would drop is refused, and
-	// what it would say in a list of processes is put into EnvFiles.
+	// Podman writes the file for podman-compose: what that would drop is refused, and
+	// what it would show in a list of processes is put into EnvFiles.
 	Podman bool
 	// Agent, if not nil, is mounted in a service, read-only.
 	Agent *Agent
-	// Egress, if not nil, has services reach the outside through a gateway; the networks
+	// Egress, if not nil, connects services to the outside through a gateway; the networks
 	// themselves are sealed then.
 	Egress *Egress
 }
@@ -47,29 +47,29 @@ type Rendering struct {
 // AgentDir is where sandboxer's own programs are in a service. A file mounts nothing there.
 const AgentDir = "/.sandboxer"
 
-// Agent is a directory of the host's with a program that a service has at AgentDir, for who starts it
-// there. Nobody inside can put another in its place, root neither.
+// Agent is a directory of the host with a program that a service has at AgentDir, for callers that
+// start it there. No process inside, not even root, can replace it.
 type Agent struct {
 	Service string
 	Source  string // on the host, absolute
 }
 
-// podmanDrops are keys of a service that podman-compose 1.0 reads over.
+// podmanDrops are keys of a service that podman-compose 1.0 ignores.
 var podmanDrops = []string{"cpu_shares", "dns", "dns_opt", "dns_search", "domainname", "group_add", "ipc", "links", "network_mode", "pids_limit", "platform", "scale"}
 
-// forPodman changes what podman-compose would get wrong in a service, or refuses it.
+// forPodman changes or refuses what podman-compose would get wrong in a service.
 func (p *Project) forPodman(out map[string]any, name string, r Rendering) error {
 	for _, key := range podmanDrops {
 		if _, there := out[key]; there {
-			return sandboxer.E(sandboxer.Unsupported, nil, "%s: services.%s.%s: podman-compose does not pass it on", p.File, name, key).
-				WithHint("leave it out (limits of processes too), or use a host with docker compose")
+			return sandboxer.E(sandboxer.Unsupported, nil, "%s: services.%s.%s: podman-compose ignores it", p.File, name, key).
+				WithHint("leave it out (also limits of processes), or use a host with docker compose")
 		}
 	}
 	nets, _ := out["networks"].(map[string]any)
 	for n, one := range nets {
 		if len(one.(map[string]any)) > 0 {
-			return sandboxer.E(sandboxer.Unsupported, nil, "%s: services.%s.networks.%s: podman-compose passes neither aliases nor fixed addresses on", p.File, name, n).
-				WithHint("call services by their names, or use a host with docker compose")
+			return sandboxer.E(sandboxer.Unsupported, nil, "%s: services.%s.networks.%s: podman-compose ignores aliases and fixed addresses", p.File, name, n).
+				WithHint("use the names of services, or use a host with docker compose")
 		}
 	}
 	if len(nets) > 0 {
@@ -117,7 +117,7 @@ func (p *Project) EnvFiles(r Rendering) (files []File) {
 	return files
 }
 
-// environment is what a service gets.
+// environment is the environment of a service.
 func environment(s types.ServiceConfig, r Rendering) map[string]string {
 	env := map[string]string{}
 	for k, v := range s.Environment {
@@ -129,8 +129,8 @@ func environment(s types.ServiceConfig, r Rendering) map[string]string {
 	return env
 }
 
-// Render writes the file for the host. Invalid: the services' own limits are more than
-// there is. Unsupported: podman-compose would drop something.
+// Render writes the file for the host. Invalid: the services' own limits exceed the
+// sandbox's. Unsupported: podman-compose would drop something.
 func (p *Project) Render(r Rendering) ([]byte, error) {
 	share, err := p.share(r.Limits)
 	if err != nil {
@@ -191,9 +191,9 @@ func (p *Project) Render(r Rendering) ([]byte, error) {
 	return yaml.Marshal(escape(out))
 }
 
-// Places are the directories of the workspace that services mount or that those lie in, with
+// Places are the directories of the workspace that services mount and their parents, with
 // false, and the files that they mount, with true. As long as a service may be started again
-// each must stay what it is: the engine follows a link that took its place.
+// each must keep its type: the engine follows a link that took its place.
 func (p *Project) Places() map[string]bool {
 	out := map[string]bool{}
 	for _, b := range p.Binds {
@@ -215,8 +215,8 @@ func nth(in netip.Prefix, n uint32) netip.Addr {
 	return netip.AddrFrom4(a)
 }
 
-// readdressed is what the addresses that the file fixes, and the subnets that it has them
-// in, become in those of the sandbox: its second address and those that follow, in order.
+// readdressed maps the addresses that the file fixes, and their subnets,
+// to those of the sandbox: its second address and the following, in order.
 func (p *Project) readdressed(r Rendering) map[string]string {
 	out := map[string]string{}
 	for name, addrs := range p.addrs {
@@ -234,7 +234,7 @@ func (p *Project) readdressed(r Rendering) map[string]string {
 	return out
 }
 
-// readdress replaces in the strings of v, which it changes, what is a key of by and no part
+// readdress replaces, in the strings of v, which it changes, each key of by that is not part
 // of a longer address.
 func readdress(v any, by map[string]string) any {
 	if len(by) == 0 {
@@ -278,13 +278,13 @@ func readdress(v any, by map[string]string) any {
 	return v
 }
 
-// alone reports whether the address s[i:j] is no part of a longer one.
+// alone reports whether the address s[i:j] is not part of a longer one.
 func alone(s string, i, j int) bool {
 	digit := func(i int) bool { return i >= 0 && i < len(s) && s[i] >= '0' && s[i] <= '9' }
 	return !digit(i-1) && !(i > 0 && s[i-1] == '.' && digit(i-2)) && !digit(j) && !(j < len(s) && s[j] == '.' && digit(j+1))
 }
 
-// escape protects every value from being taken for a variable by who reads the file.
+// escape protects every value from being taken for a variable by the program that reads the file.
 func escape(v any) any {
 	switch v := v.(type) {
 	case string:
@@ -320,13 +320,13 @@ func labels(own types.Labels, ours map[string]string) map[string]string {
 	return out
 }
 
-// A quota is what one container gets.
+// A quota is the share of one container.
 type quota struct {
 	milliCPU, memory, pids int64
 }
 
-// share divides the limits among the containers: what a service asks for it gets, the
-// rest is divided evenly, so that all together stay within.
+// share divides the limits among the containers: a service gets what it asks for, and the
+// rest is divided evenly, so that all together stay within the limits.
 func (p *Project) share(all sandboxer.Limits) (map[string]quota, error) {
 	out := map[string]quota{}
 	split := func(what string, total int64, unit int64, own func(types.ServiceConfig) int64, put func(*quota, int64)) error {
@@ -339,7 +339,7 @@ func (p *Project) share(all sandboxer.Limits) (map[string]quota, error) {
 			}
 		}
 		if total > 0 && (left < 0 || open > 0 && left/open < unit) {
-			return sandboxer.E(sandboxer.Invalid, nil, "%s: the services' own limits of %s leave less than nothing of the %s that the sandbox has", p.File, what, what).
+			return sandboxer.E(sandboxer.Invalid, nil, "%s: the services' own limits of %s add up to more than the %s of the sandbox", p.File, what, what).
 				WithHint("lower the limits in the compose file, or ask for a larger sandbox with --%s", what)
 		}
 		for _, s := range p.Services {
@@ -363,8 +363,30 @@ func (p *Project) share(all sandboxer.Limits) (map[string]quota, error) {
 	return out, err
 }
 
+// fields are those of a service, as compose reads them.
+type fields map[string]any
+
+// text sets key to v unless it is empty.
+func (f fields) text(key, v string) {
+	if v != "" {
+		f[key] = v
+	}
+}
+
+func (f fields) list(key string, v []string) {
+	if len(v) > 0 {
+		f[key] = slices.Clone(v)
+	}
+}
+
+func (f fields) yes(key string, v bool) {
+	if v {
+		f[key] = true
+	}
+}
+
 func (p *Project) renderService(s types.ServiceConfig, info Service, r Rendering, q quota) map[string]any {
-	out := map[string]any{
+	out := fields{
 		"image":   s.Image,
 		"labels":  labels(s.Labels, r.Labels),
 		"restart": "no",
@@ -379,85 +401,51 @@ func (p *Project) renderService(s types.ServiceConfig, info Service, r Rendering
 	if s.Build != nil {
 		out["image"] = r.ImageOf(s.Name)
 	}
-	text := func(key, v string) {
-		if v != "" {
-			out[key] = v
-		}
-	}
-	list := func(key string, v []string) {
-		if len(v) > 0 {
-			out[key] = slices.Clone(v)
-		}
-	}
-	yes := func(key string, v bool) {
-		if v {
-			out[key] = true
-		}
-	}
-	// An empty list clears what the image says; a missing one does not.
+	// An empty list clears the image's value; a missing one does not.
 	if s.Command != nil {
 		out["command"] = []string(s.Command)
 	}
 	if s.Entrypoint != nil {
 		out["entrypoint"] = []string(s.Entrypoint)
 	}
-	text("working_dir", s.WorkingDir)
-	text("user", s.User)
-	text("hostname", s.Hostname)
-	text("domainname", s.DomainName)
-	text("stop_signal", s.StopSignal)
-	text("platform", s.Platform)
-	text("ipc", s.Ipc)
-	text("network_mode", s.NetworkMode)
+	out.text("working_dir", s.WorkingDir)
+	out.text("user", s.User)
+	out.text("hostname", s.Hostname)
+	out.text("domainname", s.DomainName)
+	out.text("stop_signal", s.StopSignal)
+	out.text("platform", s.Platform)
+	out.text("ipc", s.Ipc)
+	out.text("network_mode", s.NetworkMode)
 	if s.Build == nil {
-		text("pull_policy", s.PullPolicy)
+		out.text("pull_policy", s.PullPolicy)
 	}
-	list("cap_drop", s.CapDrop)
-	list("dns", s.DNS)
-	list("dns_opt", s.DNSOpts)
-	list("dns_search", s.DNSSearch)
-	list("group_add", s.GroupAdd)
-	list("links", s.Links)
-	list("tmpfs", s.Tmpfs)
-	list("expose", s.Expose)
+	out.list("cap_drop", s.CapDrop)
+	out.list("dns", s.DNS)
+	out.list("dns_opt", s.DNSOpts)
+	out.list("dns_search", s.DNSSearch)
+	out.list("group_add", s.GroupAdd)
+	out.list("links", s.Links)
+	out.list("tmpfs", s.Tmpfs)
+	out.list("expose", s.Expose)
 	// Without the colon every engine knows it.
 	opts := slices.DeleteFunc(slices.Clone(s.SecurityOpt), func(o string) bool { return strings.HasPrefix(o, "no-new-privileges") })
 	if !r.NewPrivileges || len(opts) < len(s.SecurityOpt) {
 		opts = append(opts, "no-new-privileges")
 	}
-	list("security_opt", opts)
-	yes("init", s.Init != nil && *s.Init)
-	yes("tty", s.Tty)
-	yes("stdin_open", s.StdinOpen)
-	yes("read_only", s.ReadOnly)
+	out.list("security_opt", opts)
+	out.yes("init", s.Init != nil && *s.Init)
+	out.yes("tty", s.Tty)
+	out.yes("stdin_open", s.StdinOpen)
+	out.yes("read_only", s.ReadOnly)
 	if s.ShmSize > 0 {
 		out["shm_size"] = int64(s.ShmSize)
 	}
 	if s.CPUShares > 0 {
 		out["cpu_shares"] = s.CPUShares
 	}
-	if q.milliCPU > 0 {
-		out["cpus"] = float64(q.milliCPU) / 1000
-	}
-	if q.memory > 0 {
-		out["mem_limit"] = q.memory
-		out["memswap_limit"] = q.memory // no swap beside it
-	}
-	if q.pids > 0 {
-		out["pids_limit"] = q.pids
-	}
+	renderLimits(out, s, q)
 	if info.Replicas != 1 {
 		out["scale"] = info.Replicas
-	}
-	if len(s.ExtraHosts) > 0 {
-		var hosts []string
-		for host, addrs := range s.ExtraHosts {
-			for _, a := range addrs {
-				hosts = append(hosts, host+":"+a)
-			}
-		}
-		slices.Sort(hosts)
-		out["extra_hosts"] = hosts
 	}
 	grace := r.StopAfter
 	if s.StopGracePeriod != nil {
@@ -466,6 +454,39 @@ func (p *Project) renderService(s types.ServiceConfig, info Service, r Rendering
 	out["stop_grace_period"] = grace.String()
 	if env := environment(s, r); len(env) > 0 {
 		out["environment"] = env
+	}
+	out.list("extra_hosts", extraHosts(s))
+	if len(s.DependsOn) > 0 {
+		out["depends_on"] = p.renderDependencies(s)
+	}
+	if s.HealthCheck != nil {
+		out["healthcheck"] = renderHealthCheck(s.HealthCheck)
+	}
+	if s.NetworkMode == "" {
+		out["networks"] = renderNetworks(s)
+		var ports []string
+		for _, port := range info.Ports {
+			ports = append(ports, "127.0.0.1::"+strconv.Itoa(port.Target)+"/"+port.Protocol)
+		}
+		out.list("ports", ports)
+	}
+	if mounts := p.renderMounts(s, r); len(mounts) > 0 {
+		out["volumes"] = mounts
+	}
+	return out
+}
+
+// renderLimits sets the bounds of a service's use of the host.
+func renderLimits(out fields, s types.ServiceConfig, q quota) {
+	if q.milliCPU > 0 {
+		out["cpus"] = float64(q.milliCPU) / 1000
+	}
+	if q.memory > 0 {
+		out["mem_limit"] = q.memory
+		out["memswap_limit"] = q.memory // no swap in addition
+	}
+	if q.pids > 0 {
+		out["pids_limit"] = q.pids
 	}
 	if len(s.Ulimits) > 0 {
 		limits := map[string]any{}
@@ -478,60 +499,65 @@ func (p *Project) renderService(s types.ServiceConfig, info Service, r Rendering
 		}
 		out["ulimits"] = limits
 	}
-	if len(s.DependsOn) > 0 {
-		deps := map[string]any{}
-		for name, d := range s.DependsOn {
-			if hasService(p.model, name) {
-				deps[name] = map[string]any{"condition": cmp.Or(d.Condition, types.ServiceConditionStarted)}
-			}
+}
+
+// extraHosts are the lines that s adds to /etc/hosts.
+func extraHosts(s types.ServiceConfig) (hosts []string) {
+	for host, addrs := range s.ExtraHosts {
+		for _, a := range addrs {
+			hosts = append(hosts, host+":"+a)
 		}
-		out["depends_on"] = deps
 	}
-	if h := s.HealthCheck; h != nil {
-		check := map[string]any{}
-		if h.Disable {
-			check["disable"] = true
-		} else {
-			if len(h.Test) > 0 {
-				check["test"] = []string(h.Test)
-			}
-			for key, d := range map[string]*types.Duration{"interval": h.Interval, "timeout": h.Timeout, "start_period": h.StartPeriod} {
-				if d != nil {
-					check[key] = time.Duration(*d).String()
-				}
-			}
-			if h.Retries != nil {
-				check["retries"] = int64(*h.Retries)
-			}
+	slices.Sort(hosts)
+	return hosts
+}
+
+// renderDependencies names the services that s waits for. Those that are disabled are left out.
+func (p *Project) renderDependencies(s types.ServiceConfig) map[string]any {
+	deps := map[string]any{}
+	for name, d := range s.DependsOn {
+		if hasService(p.model, name) {
+			deps[name] = map[string]any{"condition": cmp.Or(d.Condition, types.ServiceConditionStarted)}
 		}
-		out["healthcheck"] = check
 	}
-	if s.NetworkMode == "" {
-		nets := map[string]any{}
-		for name, n := range s.Networks {
-			one := map[string]any{}
-			if n != nil && len(n.Aliases) > 0 {
-				one["aliases"] = slices.Clone(n.Aliases)
-			}
-			if n != nil && n.Priority != 0 {
-				one["priority"] = n.Priority
-			}
-			if n != nil && n.Ipv4Address != "" {
-				one["ipv4_address"] = n.Ipv4Address
-			}
-			nets[name] = one
+	return deps
+}
+
+func renderHealthCheck(h *types.HealthCheckConfig) map[string]any {
+	if h.Disable {
+		return map[string]any{"disable": true}
+	}
+	check := map[string]any{}
+	if len(h.Test) > 0 {
+		check["test"] = []string(h.Test)
+	}
+	for key, d := range map[string]*types.Duration{"interval": h.Interval, "timeout": h.Timeout, "start_period": h.StartPeriod} {
+		if d != nil {
+			check[key] = time.Duration(*d).String()
 		}
-		out["networks"] = nets
-		var ports []string
-		for _, port := range info.Ports {
-			ports = append(ports, "127.0.0.1::"+strconv.Itoa(port.Target)+"/"+port.Protocol)
+	}
+	if h.Retries != nil {
+		check["retries"] = int64(*h.Retries)
+	}
+	return check
+}
+
+func renderNetworks(s types.ServiceConfig) map[string]any {
+	nets := map[string]any{}
+	for name, n := range s.Networks {
+		one := map[string]any{}
+		if n != nil && len(n.Aliases) > 0 {
+			one["aliases"] = slices.Clone(n.Aliases)
 		}
-		list("ports", ports)
+		if n != nil && n.Priority != 0 {
+			one["priority"] = n.Priority
+		}
+		if n != nil && n.Ipv4Address != "" {
+			one["ipv4_address"] = n.Ipv4Address
+		}
+		nets[name] = one
 	}
-	if mounts := p.renderMounts(s, r); len(mounts) > 0 {
-		out["volumes"] = mounts
-	}
-	return out
+	return nets
 }
 
 func (p *Project) renderMounts(s types.ServiceConfig, r Rendering) (mounts []any) {

@@ -5,21 +5,22 @@
 //	pause fuse SECONDS
 //	pause donate SOCKET COUNT [PROCESS]
 //
-// The first form lets children nobody waits for vanish, and becomes AGENT on SIGUSR1, with
-// the fuse as it is then in the place of an argument "@", and with SIGUSR1 and SIGUSR2 ignored:
-// until AGENT catches them, more of either would end it.
+// The first form reaps its children, and becomes AGENT on SIGUSR1, with the current fuse
+// in place of an argument "@", and with SIGUSR1 and SIGUSR2 ignored: until AGENT catches
+// them, another one of either would end it.
 // On SIGTERM it ends, and with it the sandbox; also ten seconds after it sees the time
-// SECONDS (since 1970; 0 means never) in the past: whoever thaws or restores a sandbox
-// has that long to move its fuse. The second form moves the fuse of process 1, by a
-// SIGUSR2 that carries the number, once that process waits: it would die of it before. The third form hands the COUNT descriptors from 3 on to
-// who listens at SOCKET, the agent, in one message with a byte; its exit code is 0 or the
-// number of an error, EPERM if whoever listens is not PROCESS.
+// SECONDS (since 1970; 0 means never) in the past: a broker that thaws or restores a
+// sandbox has that long to move its fuse. The second form moves the fuse of process 1, by a
+// SIGUSR2 that carries the number, once that process waits: before, the signal would end it.
+// The third form hands the COUNT descriptors from 3 on to the agent that listens at SOCKET,
+// in one message with a byte; its exit code is 0 or the number of an error, EPERM if
+// another process than PROCESS listens.
 //
-// Most sandboxes run commands that gVisor starts by itself and never need their agent,
+// Most sandboxes run commands that gVisor itself starts and never need their agent,
 // whose start would compete with the first command for the processor and whose heap
-// would stay for as long as the sandbox does. A program of any runtime, Go's included,
-// costs more to start than all that this one ever does, which is why it is written
-// in assembly; the sources stand beside the linked programs.
+// would stay for as long as the sandbox does. The start of a program with a runtime, such
+// as Go's, costs more than all that this one ever does. So it is written in assembly; the
+// sources are next to the linked programs.
 package pause
 
 //go:generate sh generate.sh

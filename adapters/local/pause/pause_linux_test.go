@@ -33,7 +33,7 @@ func program(t *testing.T) string {
 	return p
 }
 
-// start starts pause and waits until it waits itself.
+// start starts pause and returns once it waits.
 func start(t *testing.T, out io.Writer, args ...string) *exec.Cmd {
 	t.Helper()
 	c := exec.Command(program(t), args...)
@@ -91,7 +91,7 @@ func TestBecomesTheAgent(t *testing.T) {
 	}
 }
 
-// TestManySignals: what comes before the agent catches it is no end of it.
+// TestManySignals: signals before the agent catches them do not end it.
 func TestManySignals(t *testing.T) {
 	var out bytes.Buffer
 	c := start(t, &out, "0", "/bin/sh", "-c", `kill -USR1 $$; kill -USR2 $$; echo lives`)
@@ -103,7 +103,7 @@ func TestManySignals(t *testing.T) {
 	}
 }
 
-// TestHandsOnItsFuse: the agent begins with the fuse as it is, not as it was.
+// TestHandsOnItsFuse: the agent starts with the current fuse, not with the original one.
 func TestHandsOnItsFuse(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: a PID namespace")
@@ -125,7 +125,7 @@ func TestHandsOnItsFuse(t *testing.T) {
 		t.Cleanup(func() { _ = c.Process.Kill() })
 		waits(t, c.Process.Pid)
 		if tt.moved != "" {
-			// Both signals are there before it comes to look at either.
+			// Both signals have arrived before it handles either.
 			if err := c.Process.Signal(syscall.SIGSTOP); err != nil {
 				t.Fatal(err)
 			}
@@ -167,8 +167,8 @@ func TestFuse(t *testing.T) {
 	}
 }
 
-// TestMovedFuse: process 1 of a PID namespace takes a new fuse, also when the former
-// one has burnt down.
+// TestMovedFuse: process 1 of a PID namespace accepts a new fuse, even after the earlier
+// one has expired.
 func TestMovedFuse(t *testing.T) {
 	t.Parallel()
 	if os.Geteuid() != 0 {
@@ -200,7 +200,7 @@ func TestMovedFuse(t *testing.T) {
 const grace = 10 * time.Second
 
 // TestFuseOfOneThatBegins: a process 1 that does not wait yet would lose a new fuse, and in a
-// sandbox die of it. Who has one looks first whether it waits.
+// sandbox the signal would end it. The sender checks first whether it waits.
 func TestFuseOfOneThatBegins(t *testing.T) {
 	t.Parallel()
 	if os.Geteuid() != 0 {
@@ -289,7 +289,7 @@ func TestGenerated(t *testing.T) {
 
 func TestDonate(t *testing.T) { donates(t, program(t)) }
 
-// donates checks that a program hands over open files, and says why if it cannot.
+// donates checks that a program hands over open files, and reports why if it cannot.
 func donates(t *testing.T, program ...string) {
 	t.Helper()
 	run := func(files []*os.File, args ...string) int {
@@ -300,7 +300,7 @@ func donates(t *testing.T, program ...string) {
 		}
 		return c.ProcessState.ExitCode()
 	}
-	dir, err := os.MkdirTemp("", "donate") // short: the address of a socket is
+	dir, err := os.MkdirTemp("", "donate") // short, like the address of a socket
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -374,7 +374,7 @@ func donates(t *testing.T, program ...string) {
 		code        int
 	}{
 		{dir + "/nobody", "1", int(syscall.ENOENT)},
-		{longest, "9", int(syscall.EBADF)}, // somebody listens, nothing is open
+		{longest, "9", int(syscall.EBADF)}, // a process listens, no descriptor is open
 		{longest + "s", "1", 2},
 		{dir + "/s", "0", 2},
 		{dir + "/s", "65", 2},
@@ -423,7 +423,7 @@ func TestOtherArchitecture(t *testing.T) {
 		t.Errorf("%v, said %q", err, out.String())
 	}
 	donates(t, emulator, p)
-	if os.Geteuid() == 0 { // to a process 1 that does not heed it
+	if os.Geteuid() == 0 { // for a process 1 that ignores it
 		c := exec.Command("unshare", "-fp", "sh", "-c", `"$0" "$1" fuse 4102444800; exit $?`, emulator, p)
 		if err := c.Run(); err != nil {
 			t.Errorf("telling another fuse: %v", err)

@@ -21,9 +21,9 @@ func readMaxCPUFreq()
 //go:linkname initHWCap gvisor.dev/gvisor/pkg/cpuid.initHWCap
 func initHWCap()
 
-// askProcessorOnce has the sandbox's kernel learn what the processor can do with a quarter
-// of the questions. gVisor asks for every feature anew, three hundred times at a start;
-// on a virtual machine each is answered by its host, which takes a fiftieth of the
+// askProcessorOnce lets the sandbox's kernel learn the processor's features with a quarter
+// of the queries. gVisor repeats the query for every feature, three hundred times at a
+// start; on a virtual machine its host answers each, which takes a fiftieth of the
 // processor time of a short life.
 func askProcessorOnce() {
 	cpuidOnce.Do(func() {
@@ -33,7 +33,7 @@ func askProcessorOnce() {
 	})
 }
 
-// remembered are the processor's answers to what it was asked.
+// remembered are the processor's answers by query.
 type remembered map[cpuid.In]cpuid.Out
 
 func (r remembered) Query(in cpuid.In) cpuid.Out {

@@ -11,10 +11,10 @@ import (
 	"gvisor.dev/gvisor/pkg/cpuid"
 )
 
-// TestAskProcessorOnce compares what gVisor learns of the processor this way with what it
-// learns by itself.
+// TestAskProcessorOnce compares what gVisor learns about the processor this way with what
+// it learns alone.
 func TestAskProcessorOnce(t *testing.T) {
-	// An answer tells which of the processors gave it. The thread ends with the test.
+	// An answer shows which processor gave it. The thread ends with the test.
 	runtime.LockOSThread()
 	var one unix.CPUSet
 	one.Set(0)

@@ -2,5 +2,5 @@
 
 package runner
 
-// askProcessorOnce does nothing: only of processors of this kind are there questions.
+// askProcessorOnce does nothing: only amd64 processors have such queries.
 func askProcessorOnce() {}

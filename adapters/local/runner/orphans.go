@@ -9,13 +9,13 @@ import (
 	pb "gvisor.dev/gvisor/pkg/sentry/seccheck/points/points_go_proto"
 )
 
-// keepDescendants lets what commands started live on in restored copies.
+// keepDescendants lets background processes of commands continue in restored copies.
 //
 // The broker starts commands through gVisor's control socket. gVisor marks their tasks,
-// and those of everything they start, and kills all that bear the mark in a restored
-// copy, because nobody there is connected with the command's streams. That is right
-// for the command itself, and wrong for the server it left running in the background.
-// So a process started inside loses the mark as soon as it exists.
+// and those of everything they start, and kills all marked tasks in a restored copy,
+// because the command's streams have no peer there. That is right for the command
+// itself, and wrong for the server it left running in the background. So a process
+// started inside loses the mark as soon as it exists.
 func keepDescendants() {
 	seccheck.Global.AppendSink(&descendants{}, []seccheck.PointReq{{Pt: seccheck.PointClone}})
 }

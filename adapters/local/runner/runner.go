@@ -1,11 +1,10 @@
 //go:build linux
 
-// Package runner is what gVisor's own child processes run: the sentry ("boot"), the
+// Package runner is the program of gVisor's own child processes: the sentry ("boot"), the
 // file server ("gofer") and the unmount helper. gVisor starts its children by
-// re-executing a program; package local points it at sandboxer-runner, which
-// contains this package and nothing else, so that what the broker links costs a
-// sandbox nothing. The full sandboxer program calls Main first thing too, so that
-// it works alone.
+// re-executing a program; package local points it at sandboxer-runner, which contains
+// this package and nothing else, so that the broker's other packages cost a sandbox
+// nothing. The full sandboxer program also calls Main first, so that it works alone.
 package runner
 
 import (
@@ -41,8 +40,9 @@ func IsChild() bool {
 
 // Main runs the gVisor child that os.Args names. It does not return.
 func Main() {
-	// What gVisor says beyond warnings goes nowhere, but takes a hundredth of a short life to
-	// be put into words. (--debug still has everything said.)
+	keepNamed(os.Args)
+	// gVisor's messages below warnings go nowhere, but formatting them takes a hundredth of a
+	// short life. (--debug still has them all.)
 	log.SetLevel(log.Warning)
 	useGeneratedFilters(os.Args)
 	if slices.Contains(os.Args, "boot") || slices.Contains(os.Args, "gofer") {
@@ -52,8 +52,8 @@ func Main() {
 		withoutTracing()
 		askProcessorOnce()
 		collectLater()
-		if err := limitTasks(os.Args); err != nil {
-			fmt.Fprintln(os.Stderr, "the limit of processes cannot be read:", err)
+		if err := prepare(); err != nil {
+			fmt.Fprintln(os.Stderr, "the sandbox's spec cannot be applied:", err)
 			os.Exit(1)
 		}
 		keepDescendants()
@@ -67,13 +67,25 @@ func Main() {
 	os.Exit(0)
 }
 
-// startTime is by when a sandbox has long been started.
+// prepare carries out the parts of the spec that gVisor alone would not.
+func prepare() error {
+	g, err := readGuest(os.Args)
+	if err != nil {
+		return err
+	}
+	g.limitTasks()
+	freeLoopback()
+	os.Args, err = g.nameItself(g.showLimits(os.Args))
+	return err
+}
+
+// startTime is more than a sandbox needs to start.
 const startTime = 3 * time.Second
 
-// collectLater has the sandbox's kernel start without collecting garbage, which takes a
-// fiftieth of the processor time of a short life and frees next to nothing. When all is
-// up, what the start took is given back (1.6 MB of an idle sandbox), and the collector
-// works as ever. Not much garbage may gather till then: it counts as the sandbox's memory.
+// collectLater lets the sandbox's kernel start without garbage collection, which takes a
+// fiftieth of the processor time of a short life and frees next to nothing. After the start
+// it frees what that took (1.6 MB of an idle sandbox), and the collector works as usual.
+// Little garbage may gather until then: it counts as the sandbox's memory.
 func collectLater() {
 	debug.SetGCPercent(300) // of at least 4 MiB
 	time.AfterFunc(startTime, func() {
@@ -85,9 +97,9 @@ func collectLater() {
 //go:linkname tracePoints gvisor.dev/gvisor/pkg/sentry/seccheck.initOnce
 var tracePoints sync.Once
 
-// withoutTracing has the sandbox's kernel believe that it has described its trace points
-// (runsc trace), a thousand of them by name, which takes a thirtieth of the processor time
-// of a short life. Nothing but a trace session reads that, and nobody here starts one.
+// withoutTracing makes the sandbox's kernel skip the description of its trace points (runsc
+// trace), a thousand of them by name, which takes a thirtieth of the processor time of a
+// short life. Only a trace session reads that, and we start none.
 func withoutTracing() { tracePoints.Do(func() {}) }
 
 //go:linkname sentryFilters gvisor.dev/gvisor/runsc/boot/filter.precompiledPrograms
@@ -96,10 +108,10 @@ var sentryFilters map[string]precompiledseccomp.Program
 //go:linkname goferFilters gvisor.dev/gvisor/runsc/fsgofer/filter.precompiledPrograms
 var goferFilters map[string]precompiledseccomp.Program
 
-// useGeneratedFilters hands the child the seccomp programs generated at development
-// time (seccomp_gen.go). Without them each start compiles and optimises its filter
-// anew, which is a third of a sandbox's start. A program whose key does not match
-// the child's options is not used: gVisor then compiles, as it always would.
+// useGeneratedFilters gives the child the seccomp programs generated at development time
+// (seccomp_gen.go). Without them each start compiles and optimises its own filter, which
+// is a third of a sandbox's start. If the key of a program does not match the child's
+// options, gVisor compiles as usual.
 func useGeneratedFilters(args []string) {
 	for _, a := range args {
 		switch a {

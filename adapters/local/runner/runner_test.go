@@ -8,8 +8,8 @@ import (
 	"gvisor.dev/gvisor/pkg/sentry/seccheck"
 )
 
-// A newer gVisor may call what withoutTracing reaches into by another name, and would then
-// describe its trace points again.
+// A newer gVisor may rename the variable that withoutTracing sets, and would then describe
+// its trace points again.
 func TestWithoutTracing(t *testing.T) {
 	withoutTracing()
 	seccheck.Initialize()

@@ -12,10 +12,10 @@ import (
 	"github.com/sand-boxer/sandboxer/adapters/local/runner/umount"
 )
 
-// useSmallUmounter has the sandbox's kernel start package umount's program where it
-// would start this one a second time. If that cannot be, gVisor does as it always would.
+// useSmallUmounter makes the sandbox's kernel start package umount's program in place of
+// its own. If that is not possible, gVisor works as usual.
 func useSmallUmounter(args []string) {
-	// Otherwise the kernel starts itself anew by the same name.
+	// In other cases the kernel executes itself again by the same name.
 	if len(umount.Program) == 0 || !slices.Contains(args, "--apply-caps=true") || !slices.Contains(args, "--rootless=false") {
 		return
 	}
@@ -25,11 +25,11 @@ func useSmallUmounter(args []string) {
 	}
 }
 
-// executable returns a descriptor of a program in memory. It is not closed: it is needed
-// by its number, and there is no telling when not any more.
+// executable returns a descriptor of a program in memory. It stays open: its number is
+// needed, and it is not known until when.
 func executable(program []byte) (fd int, err error) {
 	var w int
-	for _, flags := range []int{unix.MFD_EXEC, 0} { // a kernel may insist on the flag, or not know it
+	for _, flags := range []int{unix.MFD_EXEC, 0} { // a kernel may require the flag, or not know it
 		if w, err = unix.MemfdCreate("umount", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING|flags); err == nil {
 			break
 		}
@@ -37,7 +37,7 @@ func executable(program []byte) (fd int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	defer unix.Close(w) // what is open for writing is not run
+	defer unix.Close(w) // the kernel does not execute a file that is open for writing
 	if _, err := unix.Write(w, program); err != nil {
 		return 0, err
 	}

@@ -136,8 +136,12 @@ class Full(SandboxExtension):
                 with open(new, "xb") as f:
                     shutil.copyfileobj(source, f)
                 os.chmod(new, mode)
-                self.own(handle, new)
-                os.replace(new, path)
+                if os.path.exists(path):  # it keeps its owner and its other names
+                    shutil.copyfile(new, path)
+                    os.chmod(path, mode)
+                else:
+                    self.own(handle, new)
+                    os.replace(new, os.path.realpath(path))
             finally:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(new)

@@ -1,4 +1,4 @@
-#!/bin/sh
+#!/usr/bin/env -S sandboxer extension serve-script /bin/sh
 # Sandboxes that are directories: an extension as a script, which is started for each call. The method
 # is the argument, the plain parts of the request are variables, the answer is lines.
 set -eu
@@ -27,11 +27,10 @@ check | provision)
 	*) fail unsupported "directories have no $SANDBOXER_ASKS" ;;
 	esac
 	[ "$1" = provision ] || exit 0
-	[ "$now" -le "$asked" ] || fail conflict "sandbox $SANDBOXER_ID has been made anew since"
+	[ "$now" -le "$asked" ] || fail conflict "sandbox $SANDBOXER_ID has a newer generation"
 	[ "$now" = "$asked" ] || rm -rf "$d" # of a former generation
 	mkdir -p "$d"
 	echo "${SANDBOXER_INPUT_MOTD:-}" >"$d/MOTD"
-	echo "${SANDBOXER_STAMP:-}" >"$d/.stamp"
 	echo "$asked" >"$d/.new" && mv "$d/.new" "$d/.generation" # whole or not there
 	;;
 wait_ready)
@@ -45,7 +44,7 @@ teardown)
 is_alive) if there; then echo liveness=alive; else echo liveness=gone; fi ;;
 discover)
 	there || fail not_found "sandbox $SANDBOXER_ID is not there"
-	printf 'generation=%s\nstamp=%s\n' "$now" "$(cat "$d/.stamp")"
+	echo "generation=$now"
 	;;
 list_running)
 	for g in "$root"/*/.generation; do

@@ -33,7 +33,7 @@ type Config struct {
 }
 
 // partSize is how much of an object of unknown length is held in memory. Objects up to
-// it are put in one request.
+// this size are put in one request.
 const partSize = 16 << 20
 
 // Bucket is a place for objects. The service must honour If-None-Match: * when an
@@ -49,7 +49,7 @@ var _ checkpoint.Blobs = (*Bucket)(nil)
 
 // Open connects to the bucket and makes sure that it never replaces an object. Kinds:
 // Invalid for a configuration that makes no sense, Denied, NotFound for a bucket that
-// is not there, Unsupported for a service that ignores conditions, Unavailable.
+// does not exist, Unsupported for a service that ignores conditions, Unavailable.
 func Open(ctx context.Context, cfg Config) (*Bucket, error) {
 	c, err := newClient(cfg)
 	if err != nil {
@@ -103,7 +103,7 @@ func failure(ctx context.Context, err error, name string) error {
 	}
 	if errors.Is(err, errStalled) {
 		return sandboxer.E(sandboxer.Unavailable, err, "the object store did not answer for %s: nothing moved for %s", name, stall).
-			WithHint("see whether the service behind s3_endpoint is well; try again later")
+			WithHint("check the service behind s3_endpoint; try again later")
 	}
 	r := minio.ToErrorResponse(err)
 	switch {
@@ -119,7 +119,7 @@ func failure(ctx context.Context, err error, name string) error {
 	return sandboxer.E(sandboxer.Unavailable, err, "the object store did not answer properly for %s", name).WithHint("try again later")
 }
 
-// source remembers an error of the caller's reader, which must come back as it is.
+// source remembers an error of the caller's reader, which must be returned unchanged.
 type source struct {
 	r   io.Reader
 	err error

@@ -11,9 +11,9 @@ import (
 	"time"
 )
 
-// attempts is how often in a row a request may come to nothing because nothing moves, until
-// what it belongs to is given up. What is answered, if only that the service is busy, is tried
-// again as often as the library does, which takes some seconds.
+// attempts is how often in a row a request may stall before its whole call fails.
+// A request that is answered, if only with "busy", is retried
+// as often as the library does, which takes some seconds.
 const attempts = 3
 
 // connectTime is how long a connection, and then TLS, may take.
@@ -21,7 +21,7 @@ const connectTime = 10 * time.Second
 
 type failuresKey struct{}
 
-// bounded returns ctx for one call of a Bucket, in which attempts are counted.
+// bounded returns ctx for one call of a Bucket, and counts attempts in it.
 func bounded(ctx context.Context) context.Context {
 	if ctx.Value(failuresKey{}) != nil {
 		return ctx
@@ -29,14 +29,14 @@ func bounded(ctx context.Context) context.Context {
 	return context.WithValue(ctx, failuresKey{}, new(atomic.Int32))
 }
 
-// stall is how long nothing of a request may move, neither way, until it is cut. One that
-// moves may take as long as it does. Tests shorten it.
+// stall is how long a request may move no data, neither way, until it is cut. A request
+// that moves data has no time limit. Tests shorten it.
 var stall = 30 * time.Second
 
-// errStalled is why a request ends of which nothing moved.
+// errStalled is why a request ends that moved no data.
 var errStalled = errors.New("nothing moved")
 
-// transport ends every request without the other side's help.
+// transport ends every request even if the other side hangs.
 type transport struct{ next http.RoundTripper }
 
 func newTransport() http.RoundTripper {
@@ -73,7 +73,7 @@ func (t transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	})
 	req = req.Clone(ctx)
 	if req.Body != nil && req.Body != http.NoBody {
-		// What is sent again by the transport itself would not be seen to move.
+		// If the transport itself sent the body again, that would not count as movement.
 		req.Body, req.GetBody = sending{req.Body, w}, nil
 	}
 	res, err := t.next.RoundTrip(req)
@@ -85,12 +85,12 @@ func (t transport) RoundTrip(req *http.Request) (*http.Response, error) {
 		return nil, w.cause(err)
 	}
 	failures.Store(0)
-	w.timer.Stop() // until somebody reads: who takes his time is not the store's fault
+	w.timer.Stop() // until the next read: a slow reader is not the store's fault
 	res.Body = receiving{res.Body, w}
 	return res, nil
 }
 
-// A watch cuts a request of which nothing moves.
+// A watch cuts a request that moves no data.
 type watch struct {
 	timer  *time.Timer
 	cancel context.CancelCauseFunc
@@ -102,7 +102,7 @@ func (w *watch) end() {
 	w.cancel(nil)
 }
 
-// cause puts the watch in the place of what its cut looks like to others.
+// cause replaces the error that a cut by the watch looks like to others.
 func (w *watch) cause(err error) error {
 	if err != nil && err != io.EOF && w.fired.Load() {
 		return errStalled
@@ -110,7 +110,7 @@ func (w *watch) cause(err error) error {
 	return err
 }
 
-// sending is the body of a request: that more of it is asked for says that it moves.
+// sending is the body of a request: each read of it counts as movement.
 type sending struct {
 	io.ReadCloser
 	w *watch

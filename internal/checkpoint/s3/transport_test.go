@@ -60,7 +60,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// A store that takes connections and does not answer ends nobody's patience but ours.
+// Only our own time limit ends a request to a store that takes connections and does not answer.
 func TestNoAnswer(t *testing.T) {
 	stallAfter(t, 50*time.Millisecond)
 	addr, connections := mute(t, 1<<40)
@@ -101,7 +101,7 @@ func (h *hold) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h.bucket.ServeHTTP(w, r)
 }
 
-// A transfer that stands still is cut, whichever way it goes.
+// A transfer that stalls is cut, whichever way it goes.
 func TestStandsStill(t *testing.T) {
 	h := &hold{bucket: bucketServer(t)}
 	srv := httptest.NewServer(h)
@@ -205,7 +205,7 @@ type roundTrip func(*http.Request) (*http.Response, error)
 
 func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// What moves goes on, however long it takes, and whoever reads may take his time.
+// A transfer that moves goes on, however long it takes, and a reader may take its time.
 func TestSlowTransfersGoOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		rt := transport{roundTrip(func(r *http.Request) (*http.Response, error) {

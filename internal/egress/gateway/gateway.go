@@ -34,7 +34,7 @@ sandboxer starts it in containers of a host; there is no need to run it by hand.
 `
 
 // maxProcs is how many processors it uses. Its container's limit of processes counts threads, and
-// Go ends a program that gets none: guests that make it busy must not lead there.
+// Go ends a program that gets none: busy guests must not cause that.
 const maxProcs = 16
 
 // Main runs the program and returns its exit status.
@@ -85,7 +85,7 @@ type gateway struct {
 
 	mu      sync.Mutex
 	nets    map[string]*usernet.Net
-	changed chan struct{} // closed and made anew when nets changes
+	changed chan struct{} // closed and replaced when nets changes
 }
 
 // Serve is the gateway at a socket, until ctx ends.
@@ -139,7 +139,7 @@ func Serve(ctx context.Context, cfg *egress.Config, socket string) error {
 	}
 }
 
-// talk serves a link or somebody who waits for one, as long as the connection lasts.
+// talk serves a link, or a program that waits for one, as long as the connection lasts.
 func (g *gateway) talk(ctx context.Context, c *net.UnixConn) error {
 	_ = c.SetDeadline(time.Now().Add(hello))
 	m, device, err := receive(c)
@@ -179,7 +179,7 @@ func (g *gateway) talk(ctx context.Context, c *net.UnixConn) error {
 	return nil
 }
 
-// put has n be the net of a link.
+// put makes n the net of a link.
 func (g *gateway) put(link string, n *usernet.Net) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -267,7 +267,7 @@ func wait(ctx context.Context, links []string) error {
 	return ask(c, egress.Message{Wait: links}, -1)
 }
 
-// retry is between two looks for a gateway that is not there.
+// retry is the time between two attempts to find a gateway.
 const retry = 20 * time.Millisecond
 
 // connect returns a connection to the gateway, once there is one.

@@ -43,7 +43,7 @@ func device(t *testing.T) int {
 	return fds[0]
 }
 
-// TestGateway: who waits is told when all links are there, and what is no message, or of no
+// TestGateway: a waiting program gets an answer when all links are there, and an invalid message, or one about no
 // link, ends only the connection that it came over.
 func TestGateway(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")

@@ -16,8 +16,8 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/usernet/tap"
 )
 
-// runLink makes the device of a link in this network, has the way out and the names of whoever
-// shares it lead there, and hands it to the gateway, and to the next one when that is gone.
+// runLink makes the device of a link in this network, routes the traffic and the names of all containers that
+// share it there, and hands it to the gateway, and to the next one when that is gone.
 func runLink(ctx context.Context, name string) error {
 	device, err := tap.Make(egress.Device)
 	if err != nil {
@@ -45,8 +45,8 @@ func runLink(ctx context.Context, name string) error {
 	return nil
 }
 
-// resolveBy has a resolver's configuration name the gateway instead of the servers in it. The
-// file is written in place: whoever shares it has it mounted.
+// resolveBy makes a resolver's configuration name the gateway instead of the servers in it. The
+// file is written in place: containers that share it have it mounted.
 func resolveBy(file string) error {
 	old, err := os.ReadFile(file)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {

@@ -22,10 +22,10 @@ import (
 )
 
 // Image is the name of an image with BusyBox, and with a program /bin/echoer that listens on the
-// address that it is given and echoes what it gets.
+// address in its argument and echoes its input.
 const Image = "sandboxer-test-busybox:1"
 
-// A Docker is an engine that is started when it is asked for, and ends with this process however
+// A Docker is an engine that is started when it is first needed, and ends with this process however
 // that ends.
 type Docker struct {
 	once sync.Once
@@ -37,7 +37,7 @@ type Docker struct {
 	kind kind
 }
 
-// A kind is a Docker engine that is set up in some way.
+// A kind is a Docker engine with a certain setup.
 type kind struct {
 	options []string // dockerd's
 	before  string   // what its namespaces get, by a shell
@@ -45,8 +45,8 @@ type kind struct {
 	env     []string
 }
 
-// Start returns the engine's address as the environment has it, DOCKER_HOST=unix://…, or skips
-// the test where there can be none.
+// Start returns the engine's address in the form of the environment, DOCKER_HOST=unix://…, or skips
+// the test if no engine can run.
 func (d *Docker) Start(t testing.TB) string {
 	t.Helper()
 	d.once.Do(func() {
@@ -78,7 +78,7 @@ func (d *Docker) load(t testing.TB) error {
 	return nil
 }
 
-// GVisor has the engine's runtime runsc be program.
+// GVisor makes program the engine's runtime runsc.
 func (d *Docker) GVisor(t testing.TB, program string) {
 	t.Helper()
 	d.Start(t)
@@ -93,6 +93,9 @@ func (d *Docker) keep() error {
 	if err != nil {
 		return err
 	}
+	if _, err := os.ReadFile(filepath.Join(root, "scripts/dockerd.sh")); err != nil { // go test's cache depends on it
+		return err
+	}
 	cmd := exec.Command("sh", filepath.Join(root, "scripts/dockerd.sh"), "keep", d.dir)
 	cmd.SysProcAttr = &syscall.SysProcAttr{}
 	if k := d.kind; k.sys != nil {
@@ -100,7 +103,7 @@ func (d *Docker) keep() error {
 		if err != nil {
 			return err
 		}
-		own := filepath.Join(d.dir, "dockerd.sh") // who the engine runs as may be kept out of the module
+		own := filepath.Join(d.dir, "dockerd.sh") // the engine's user may have no access to the module
 		if err := os.WriteFile(own, script, 0o644); err != nil {
 			return err
 		}
@@ -143,7 +146,7 @@ func (d *Docker) Stop() {
 // has no images, and ends with the test.
 func Remapping(t testing.TB) string {
 	return start(t, func(dir string) kind {
-		// The ranges are in a file that it alone sees.
+		// The ranges are in a file that only this engine sees.
 		return kind{options: []string{"--userns-remap=nobody:nogroup"}, env: []string{"RANGES=" + filepath.Join(dir, "ranges")},
 			sys: &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS},
 			before: `set -e
@@ -191,7 +194,7 @@ func Limiting(t testing.TB, fs string) string {
 		if out, err := exec.Command("mkfs."+fs, "-q", disk).CombinedOutput(); err != nil {
 			t.Fatalf("mkfs.%s: %v: %s", fs, err, out)
 		}
-		// Nobody else sees the mount, which goes, with the loop device, with the last process that does.
+		// No other process sees the mount. It goes, with the loop device, with the last process that does.
 		k := kind{options: []string{"--storage-driver=" + driver}, sys: &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS},
 			before: "set -e\nmount --make-rprivate /\nmount -o " + options + " '" + disk + "' '" + data + "'"}
 		try := exec.Command("sh", "-c", k.before)
@@ -230,7 +233,7 @@ func start(t testing.TB, kind func(dir string) kind) *Docker {
 	return d
 }
 
-// RootlessPodman starts Podman's API as nobody, who has one user ID, and returns its address. It has no images, and ends with the test.
+// RootlessPodman starts Podman's API as the user called "nobody", which has one user ID, and returns its address. It has no images, and ends with the test.
 func RootlessPodman(t testing.TB) string {
 	t.Helper()
 	for _, p := range []string{"podman", "runc"} {
@@ -253,8 +256,8 @@ func RootlessPodman(t testing.TB) string {
 	if err := os.Chown(dir, nobody, nobody); err != nil {
 		t.Fatal(err)
 	}
-	// It ends at the end of the input, so with this process however that ends, and then all that it has started has ended: what does not when
-	// it is told is killed.
+	// It ends at the end of the input, so with this process however that ends. Then all processes that it has started have ended: those that
+	// ignore the signal are killed.
 	cmd := exec.Command("sh", "-c", `podman system service --time=0 "unix://$HOME/api.sock" &
 service=$! i=0
 cat >/dev/null
@@ -269,7 +272,7 @@ kill -KILL 0`)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
 	var said bytes.Buffer
 	cmd.Stderr = &said
-	cmd.WaitDelay = 10 * time.Second // of who has its standard error and lives on
+	cmd.WaitDelay = 10 * time.Second // for a process that has its standard error and lives on
 	in, err := cmd.StdinPipe()
 	if err := errors.Join(err, cmd.Start()); err != nil {
 		t.Fatal(err)
@@ -302,7 +305,7 @@ func moduleRoot() (string, error) {
 }
 
 // Hang stops the engine's process, as a machine that stalls would, until resume is called.
-// What its containers run goes on.
+// Processes of its containers go on.
 func (d *Docker) Hang(t testing.TB) (resume func()) {
 	t.Helper()
 	pid := d.pid(t, "pid")
@@ -312,6 +315,12 @@ func (d *Docker) Hang(t testing.TB) (resume func()) {
 	resume = sync.OnceFunc(func() { syscall.Kill(pid, syscall.SIGCONT) })
 	t.Cleanup(resume)
 	return resume
+}
+
+// PID is the engine's process.
+func (d *Docker) PID(t testing.TB) int {
+	t.Helper()
+	return d.pid(t, "pid")
 }
 
 const containerdPID = "exec/containerd/containerd.pid"
@@ -330,8 +339,8 @@ func (d *Docker) pid(t testing.TB, file string) int {
 	return pid
 }
 
-// Kill kills the engine's processes, as a machine that fails would, but for those that its containers are run by. Again starts it. Where this
-// machine has a containerd of its own, which an engine then uses, that one goes on.
+// Kill kills the engine's processes, as a machine that fails would, except those that run its containers. Again starts it. If this
+// machine has a containerd of its own, the engine uses that one, and it continues to run.
 func (d *Docker) Kill(t testing.TB) {
 	t.Helper()
 	pids := []int{d.pid(t, "pid")}
@@ -350,7 +359,7 @@ func (d *Docker) Kill(t testing.TB) {
 	}
 }
 
-// ended reports whether a process has ended, also where nobody took note of that yet.
+// ended reports whether a process has ended, even if its parent has not noticed yet.
 func ended(pid int) bool {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -360,14 +369,14 @@ func ended(pid int) bool {
 	return bytes.HasPrefix(state, []byte("Z")) || bytes.HasPrefix(state, []byte("X"))
 }
 
-// Again starts the engine that was killed, on what it left, and returns when it answers.
+// Again starts the killed engine, on its former data, and returns when it answers.
 func (d *Docker) Again(t testing.TB) {
 	t.Helper()
 	root, err := moduleRoot()
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Where nobody takes note of processes that ended, dockerd takes the one it names for alive.
+	// If no process reaps ended processes, dockerd takes the one it names for alive.
 	if err := os.Remove(filepath.Join(d.dir, containerdPID)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		t.Fatal(err)
 	}
@@ -477,7 +486,10 @@ func PodmanSocket(t testing.TB) string {
 	}
 }
 
-// StopPodman removes what there is in Podman's store, and the store, if there was one.
+// PodmanPID is the process that PodmanSocket has started.
+func PodmanPID() int { return podmanService.Process.Pid }
+
+// StopPodman removes the content of Podman's store, and the store, if there was one.
 func StopPodman() {
 	if podmanDir == "" {
 		return
@@ -486,7 +498,7 @@ func StopPodman() {
 		_ = podmanService.Process.Signal(syscall.SIGTERM)
 		_ = podmanService.Wait()
 	}
-	// Of a test that failed: processes, networks with their bridges, mounts.
+	// Remains of a failed test: processes, networks with their bridges, mounts.
 	rm := exec.Command("sh", "-c", "podman rm -af -t 0; podman pod rm -af; podman network ls -q | grep -vx podman | xargs -r podman network rm -f; podman volume rm -af")
 	rm.Env = append(os.Environ(), podmanEnv()...)
 	_ = rm.Run() // what would not go is a test's finding

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// An engine of the tests ends with whoever started it, also one that does not answer.
+// An engine of the tests ends with the process that started it, also one that does not answer.
 func TestEngineEndsWithItsOwner(t *testing.T) {
 	if _, err := exec.LookPath("dockerd"); err != nil || os.Getuid() != 0 {
 		t.Skip("a Docker engine needs root and dockerd (scripts/setup.sh installs it)")

@@ -12,14 +12,13 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/halfclose"
 )
 
-// A Gate stands between an engine's users and its socket, and can stop them at any request that changes something: so a user
-// can be killed just before the engine hears of it, and just after it has done it.
+// A Gate is between an engine's users and its socket, and can stop them at any request that changes something: so a user
+// can be killed just before the engine gets it, and just after it has done it.
 type Gate struct {
 	to string // path of the engine's socket
 
 	mu    sync.Mutex
 	stop  *stop
-	stall *stall
 	conns map[net.Conn]struct{} // nil once it is closed
 }
 
@@ -31,14 +30,7 @@ type stop struct {
 	opened chan struct{} // closed by Open
 }
 
-// A stall is where a Gate holds streams.
-type stall struct {
-	left    int           // bytes until then
-	reached chan struct{} // closed then
-	opened  chan struct{} // closed by Open
-}
-
-// NewGate lets through to the engine at host (unix://…) what comes to the socket at path, until the test ends.
+// NewGate passes connections to the socket at path on to the engine at host (unix://…), until the test ends.
 func NewGate(t testing.TB, path, host string) *Gate {
 	t.Helper()
 	l, err := net.Listen("unix", path)
@@ -71,8 +63,8 @@ func NewGate(t testing.TB, path, host string) *Gate {
 	return g
 }
 
-// Hold has the n-th request from now on that changes something, from 1, wait for Open: before the engine hears of
-// it, or after it has answered. What it is comes through the channel when it is there.
+// Hold makes the n-th request from now on that changes something, from 1, wait for Open: before the engine gets
+// it, or after it has answered. The channel receives its description when it arrives.
 func (g *Gate) Hold(n int, after bool) <-chan string {
 	s := &stop{left: n, after: after, held: make(chan string, 1), opened: make(chan struct{})}
 	g.mu.Lock()
@@ -84,47 +76,11 @@ func (g *Gate) Hold(n int, after bool) <-chan string {
 	return s.held
 }
 
-// Stall has the streams with the engine (of what is attached to) stand still once n more bytes have come of it by them, all together,
-// until Open. Then the channel is closed.
-func (g *Gate) Stall(n int) <-chan struct{} {
-	s := &stall{left: n, reached: make(chan struct{}), opened: make(chan struct{})}
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.stall != nil {
-		panic("they are held already")
-	}
-	g.stall = s
-	return s.reached
-}
-
-// come waits where n bytes that came of the engine are not to be passed on yet.
-func (g *Gate) come(n int) {
-	g.mu.Lock()
-	s := g.stall
-	if s == nil || n < s.left {
-		if s != nil {
-			s.left -= n
-		}
-		g.mu.Unlock()
-		return
-	}
-	if s.left > 0 {
-		s.left = 0
-		close(s.reached)
-	}
-	g.mu.Unlock()
-	<-s.opened
-}
-
-// Open holds nothing any more. A request that was held is lost: its connection ends, and the engine never hears of one
-// that it had not heard of.
+// Open stops holding requests. A held request is lost: its connection ends, and the engine never gets one
+// that it had not got.
 func (g *Gate) Open() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.stall != nil {
-		close(g.stall.opened)
-		g.stall = nil
-	}
 	if g.stop != nil {
 		close(g.stop.opened)
 		g.stop = nil
@@ -147,7 +103,7 @@ func (g *Gate) met(r *http.Request) *stop {
 	return g.stop
 }
 
-// add has a connection end with the gate.
+// add makes a connection end with the gate.
 func (g *Gate) add(c net.Conn) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -206,7 +162,7 @@ func (g *Gate) serve(from net.Conn) {
 		}
 		if res.StatusCode == http.StatusSwitchingProtocols {
 			if res.Write(from) == nil {
-				splice(from, asks, to, comes{answers, g})
+				splice(from, asks, to, answers)
 			}
 			return
 		}
@@ -218,19 +174,7 @@ func (g *Gate) serve(from net.Conn) {
 	}
 }
 
-// comes is what comes of the engine by a stream.
-type comes struct {
-	io.Reader
-	g *Gate
-}
-
-func (c comes) Read(p []byte) (int, error) {
-	n, err := c.Reader.Read(p)
-	c.g.come(n)
-	return n, err
-}
-
-// splice passes on what is no HTTP any more, each direction until it ends.
+// splice passes on data that is not HTTP any more, each direction until it ends.
 func splice(a net.Conn, fromA io.Reader, b net.Conn, fromB io.Reader) {
 	var both sync.WaitGroup
 	pass := func(to net.Conn, from io.Reader) {

@@ -1,5 +1,5 @@
 // Package registrytest is a real registry on loopback, for tests, that can also
-// misbehave as registries and the lines to them do.
+// fail as registries and connections to them do.
 package registrytest
 
 import (
@@ -30,9 +30,9 @@ type Server struct {
 	Password string // also the identity token
 	// Reply, if set, is asked before a GET is answered; true means that it did answer.
 	Reply func(w http.ResponseWriter, r *http.Request) bool
-	// Saw, if set, is shown every request before it is looked at.
+	// Saw, if set, gets every request before it is handled.
 	Saw func(r *http.Request)
-	// Cut ends the body of a blob after so many bytes, with the connection; 0 never.
+	// Cut ends the body of a blob after that many bytes, with the connection; 0 never.
 	Cut int64
 	// Slow is the time between two pieces of 64 KiB of a blob's body.
 	Slow time.Duration
@@ -66,7 +66,7 @@ func (s *Server) Push(t testing.TB, ref string, what any) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Not over the wire, where it may be told to misbehave.
+	// Not over the network, where the server may be set to fail.
 	inside := remote.WithTransport(direct{s.real})
 	switch v := what.(type) {
 	case v1.Image:

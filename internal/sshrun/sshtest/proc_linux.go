@@ -8,7 +8,7 @@ import (
 	"syscall"
 )
 
-// attr has a server end with the test binary, also where that panics and cleans up
+// attr has a server end with the test binary, even if that panics and cleans up
 // nothing.
 func attr() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGTERM}
@@ -51,8 +51,8 @@ func descendants(pid int, name string) (found []int) {
 	return found
 }
 
-// Hang stops the server's processes, as those of a machine that has stalled: connections
-// stay, and nobody answers, until resume is called.
+// Hang stops the server's processes, as if the machine had stalled: connections stay open
+// but get no answer until resume is called.
 func (s *Server) Hang() (resume func()) {
 	syscall.Kill(s.PID, syscall.SIGSTOP) // it makes no more of them
 	stopped := append(s.Children(), s.PID)

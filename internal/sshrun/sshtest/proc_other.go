@@ -17,8 +17,8 @@ func kill(pid int) {
 
 func descendants(int, string) []int { return nil }
 
-// Hang stops the server's processes, where that is known how.
+// Hang stops the server's processes, on systems where that is implemented.
 func (s *Server) Hang() (resume func()) {
-	s.t.Skip("only on Linux are a server's processes known")
+	s.t.Skip("the processes of a server are known only on Linux")
 	return nil
 }

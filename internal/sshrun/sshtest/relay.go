@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// A Relay passes connections on to a server, late if so told.
+// A Relay passes connections on to a server, with a delay if one is set.
 type Relay struct {
 	Port int
 
@@ -21,7 +21,7 @@ type Relay struct {
 }
 
 // NewRelay starts a relay to a port of loopback. Each byte arrives delay later than
-// it was sent, as on a long way of any width.
+// it was sent, as over a long distance with any bandwidth.
 func NewRelay(t T, port int, delay time.Duration) *Relay {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -78,7 +78,7 @@ type chunk struct {
 }
 
 func (r *Relay) copy(to, from net.Conn) {
-	// Room for what is on its way: enough never to be what limits.
+	// Room for data on its way: enough never to be the limit.
 	way := make(chan chunk, 4096)
 	done := make(chan struct{})
 	go func() {
@@ -114,7 +114,7 @@ func (r *Relay) copy(to, from net.Conn) {
 	<-done
 }
 
-// Away cuts every connection and refuses others, as a machine that is off, until back is
+// Away cuts every connection and refuses others, like a machine that is off, until back is
 // called.
 func (r *Relay) Away(t T) (back func()) {
 	t.Helper()
@@ -134,7 +134,7 @@ func (r *Relay) Away(t T) (back func()) {
 	}
 }
 
-// Freeze keeps every connection open and passes nothing on, as a network that drops
+// Freeze keeps every connection open and passes nothing on, like a network that drops
 // every packet.
 func (r *Relay) Freeze() {
 	r.mu.Lock()

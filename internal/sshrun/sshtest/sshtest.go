@@ -41,7 +41,7 @@ type Options struct {
 
 // A Server is a running sshd.
 type Server struct {
-	Dir        string // also the HOME of what it runs, so that nobody's rc files count
+	Dir        string // also the HOME of its commands, so that no user's rc files count
 	User       string
 	Port       int
 	HostKey    string // as an authorized_keys line
@@ -69,7 +69,7 @@ func Start(t T, o Options) *Server {
 		t.Skip("other tools for a server need root")
 	}
 	if os.Getuid() == 0 {
-		// Where sshd as root wants an empty directory.
+		// sshd as root needs this empty directory.
 		if err := os.MkdirAll("/run/sshd", 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -157,7 +157,7 @@ func (s *Server) Stop() {
 }
 
 // Cut ends every connection of the server at once, as the kernel would on a crash of
-// the processes that serve them. What the connections run lives on.
+// the processes that serve them. Commands of the connections live on.
 func (s *Server) Cut() {
 	for _, pid := range s.Children() {
 		kill(pid)
@@ -172,7 +172,7 @@ func (s *Server) Children() (pids []int) {
 // Log returns what the server said so far.
 func (s *Server) Log() string { return s.log.String() }
 
-// Target leads to the server, with its key pinned.
+// Target is the target for the server, with its key pinned.
 func (s *Server) Target() sshrun.Target {
 	return sshrun.Target{Name: "test-host", Addr: s.User + "@127.0.0.1", Port: s.Port, IdentityFile: s.Identity, HostKeys: []string{s.HostKey}}
 }
@@ -232,7 +232,7 @@ func (l *lines) String() string {
 	return l.b.String()
 }
 
-// T is what of a test is used here; a testing.TB is one.
+// T is the part of a test that is used here; a testing.TB is one.
 type T interface {
 	Helper()
 	TempDir() string

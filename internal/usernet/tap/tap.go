@@ -1,7 +1,7 @@
 //go:build linux
 
-// Package tap makes the TAP devices that links of package usernet are served on (usernet.OnDevice), in
-// the network of a container: the device is all that leads out of it.
+// Package tap makes the TAP devices for links of package usernet (usernet.OnDevice), in
+// the network of a container: the device is the only way out of it.
 package tap
 
 import (
@@ -17,7 +17,7 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/usernet"
 )
 
-// In makes a device in another network than this program's, in place of one of that name: whoever had that
+// In makes a device in another network than this program's, in place of one of that name: a process that had that one
 // can neither send nor receive any more. netns is open on the network's namespace. Entering it takes CAP_SYS_ADMIN, and changing it
 // CAP_NET_ADMIN. The file is ready for usernet.OnDevice.
 func In(netns *os.File, name string) (*os.File, error) {
@@ -49,8 +49,8 @@ func remove(name string) error {
 }
 
 // Make makes a device in the network that the calling thread is in, and returns it as a descriptor: an os.File would have the poller of this process wake up for what
-// somebody else reads. It is there as long as somebody has it open: whoever
-// shares the network keeps the device when what reads it ends, and only then can send nothing.
+// another process reads. The device exists as long as a process has it open: containers that
+// share the network keep the device when its reader ends, and only then can send nothing.
 func Make(name string) (fd int, err error) {
 	fd, err = unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {

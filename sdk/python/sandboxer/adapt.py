@@ -221,7 +221,7 @@ class Adapted:
                 if known == generation and entry.get("handle"):
                     return self._travel(entry["handle"], generation)
                 self._clear(entry)  # a former generation, or a call that did not come to its end
-            intent = {"id": id, "generation": generation, "host": p["host"], "stamp": p.get("stamp") or "", "fuse": spec.get("fuse") or ""}
+            intent = {"id": id, "generation": generation, "host": p["host"], "fuse": spec.get("fuse") or ""}
             if p.get("env") and "env" not in getattr(self.extension, "accepts", ()):
                 intent["changed"] = f"the environment is not set: {self.name} does not accept one"
             record.write(intent)
@@ -378,9 +378,6 @@ class Adapted:
                 return self._saved(id, entry["meta"])
             h = p["handle"]
             intent = {"snapshot": id, "sandbox_id": h["sandbox_id"], "generation": h.get("generation") or 0}
-            of = self.journal.peek(of_sandbox(h["sandbox_id"])) or {}
-            if of.get("generation") == intent["generation"]:
-                intent["stamp"] = of.get("stamp") or ""
             record.write(intent)
             try:
                 saved = self.extension.snapshot(self._known(h))
@@ -432,8 +429,6 @@ class Adapted:
             if "snapshot" not in entry or p["owner"] not in ("", self.owner):
                 continue
             found: dict[str, Any] = {"snapshot": {"snapshot_id": entry["snapshot"]}, "sandbox_id": entry["sandbox_id"], "generation": entry["generation"]}
-            if entry.get("stamp"):
-                found["stamp"] = entry["stamp"]
             if entry.get("meta"):
                 found["snapshot"] = self._saved(entry["snapshot"], entry["meta"])
                 found["whole"] = True
@@ -474,8 +469,6 @@ class Adapted:
         handle = self._handle("discover", found, p["id"])
         out = {"handle": self._seen(handle)}
         entry = self.journal.peek(of_sandbox(p["id"])) or {}
-        if entry.get("stamp"):
-            out["stamp"] = entry["stamp"]
         if entry.get("fuse") and hasattr(self.extension, "renew"):  # a class that cannot move it may not heed it
             out["fuse"] = entry["fuse"]
         return out

@@ -126,6 +126,9 @@ class Command:
         The process has a group of its own, which gets the command's signals. When the command is
         canceled, or its output cannot be delivered, the process is killed and, on Linux, with it
         everything that it started on this machine, wherever that has hidden; elsewhere, its group.
+        In a PID namespace that was there before (nsenter) it finds only what still has its parent:
+        an orphan there belongs to the namespace's first process, and runs on. A PID namespace that
+        the process makes itself ends as a whole.
         What the process leaves running when it ends by itself runs on.
         """
         return _run(self, argv, env, cwd, user)

@@ -1,8 +1,8 @@
 """python3 -m sandboxer.conformance ext.yaml [--run PATTERN]: whether an extension keeps the contract.
 
-The program does the work (sandboxer extension test); this prints a table of what it found. The
+The program does the work (sandboxer extension test); this prints each result as it comes. The
 program is that of SANDBOXER_PROGRAM, or sandboxer of the PATH. Exit status: 0, 1 when a test failed,
-2 when none could be run.
+2 when none could be run, 130 after an interrupt.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 from typing import Optional, Sequence
 
 
@@ -28,28 +30,37 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     if not program:
         print("the program sandboxer is not in the PATH; SANDBOXER_PROGRAM can name it", file=sys.stderr)
         return 2
-    command = [program, "extension", "test", args.file, "-o", "json"]
+    command = [program, "extension", "test", args.file, "-o", "jsonl"]
     for name in ("run", "image", "profile"):
         if getattr(args, name):
             command += [f"--{name}", getattr(args, name)]
     for value in args.input:
         command += ["--input", value]
-    try:
-        done = subprocess.run(command, stdout=subprocess.PIPE, check=False)
+    try:  # an interrupt at the terminal reaches it by this process alone
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
     except OSError as e:
         print(f"{program} cannot be run: {e.strerror}", file=sys.stderr)
         return 2
+    before = None
+    if threading.current_thread() is threading.main_thread():
+        before = signal.signal(signal.SIGINT, lambda *_: process.send_signal(signal.SIGINT))
+    count = {"pass": 0, "fail": 0, "skip": 0}
     try:
-        results = json.loads(done.stdout)["items"]
-    except (ValueError, KeyError, TypeError):
-        return done.returncode or 2  # it has said why
-    width = max((len(r["test"]) for r in results), default=4)
-    for r in results:
-        why = " ".join(r.get("output", "").split())
-        print(f"{r['test']:{width}}  {r['result']:4}  {r['seconds']:7.2f}s  {why}".rstrip())
-    count = {kind: sum(r["result"] == kind for r in results) for kind in ("pass", "fail", "skip")}
+        assert process.stdout is not None
+        with process.stdout:
+            for line in process.stdout:
+                r = json.loads(line)
+                why = " ".join(r.get("output", "").split())
+                print(f"{r['test']:56}  {r['result']:4}  {r['seconds']:7.2f}s  {why}".rstrip(), flush=True)
+                count[r["result"]] += 1
+    finally:
+        code = process.wait()
+        if before is not None:
+            signal.signal(signal.SIGINT, before)
+    if not any(count.values()):
+        return code or 2  # it has said why
     print(f"{count['pass']} passed, {count['fail']} failed, {count['skip']} skipped")
-    return 1 if count["fail"] or done.returncode else 0
+    return code or (1 if count["fail"] else 0)
 
 
 if __name__ == "__main__":

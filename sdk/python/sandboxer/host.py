@@ -61,6 +61,14 @@ def where(e: BaseException) -> str:
     return ""
 
 
+def trace_of(e: BaseException, most: int = 4000) -> str:
+    """Return the end of e's traceback, cut between words as one_line is."""
+    text = "".join(traceback.format_exception(type(e), e, e.__traceback__))
+    if len(text) <= most:
+        return text
+    return "…" + "".join(text[-most:].split(maxsplit=1)[1:])
+
+
 def load(handler: str, path: list[str], config: dict) -> Any:
     """Return an instance of the class that handler names. Raises Fault."""
     module, _, name = handler.partition(":")
@@ -128,7 +136,8 @@ def error_of(e: BaseException, method: str, name: str) -> dict:
         return {"kind": "invalid", "message": one_line(text, 2000) or f"{name}.{method} refuses the request"}
     if isinstance(e, protocol.BrokenStream):
         return {"kind": "invalid" if method in ("unarchive", "write_file") else "canceled", "message": one_line(e)}
-    return {"kind": "internal", "message": f"{name}.{method} failed: {type(e).__name__}"}
+    message = f"{name}.{method} failed: {type(e).__name__}"
+    return {"kind": "internal", "message": message, "public": message, "trace": trace_of(e)}
 
 
 class Call:

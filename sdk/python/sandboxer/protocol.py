@@ -1,4 +1,4 @@
-"""The extension protocol: lines and streams (docs/extension-protocol.md of the project)."""
+"""The extension protocol: lines and streams (docs/reference/extension-protocol.md of the project)."""
 
 from __future__ import annotations
 

@@ -185,7 +185,22 @@ class TestAnswers(Case):
             (KeyError("repo"), "teardown", {"kind": "internal", "message": "X.teardown failed: KeyError"}),
             (RuntimeError("the password is hush"), "provision", {"kind": "internal", "message": "X.provision failed: RuntimeError"}),
         ]:
-            self.assertEqual(host.error_of(e, method, "X"), want)
+            got = host.error_of(e, method, "X")
+            if want["kind"] == "internal":
+                self.assertIn(type(e).__name__, got.pop("trace"))
+                self.assertEqual(got.pop("public"), want["message"])
+            self.assertEqual(got, want)
+
+    def test_traces_are_bounded(self):
+        """The end of a traceback travels, without half a word."""
+        try:
+            raise RuntimeError("password=correct-horse " + "word " * 798 + "end")
+        except RuntimeError as e:
+            trace = host.error_of(e, "exec", "X")["trace"]
+        self.assertLessEqual(len(trace), 4000)
+        self.assertTrue(trace.startswith("…"), trace[:40])
+        self.assertTrue(trace.rstrip().endswith("end"), trace[-20:])
+        self.assertEqual(host.trace_of(RuntimeError("x" * 5000)), "…")
 
     def test_long_errors_are_cut_between_words(self):
         """The broker blanks out secrets, and would not know half of one."""
@@ -445,11 +460,11 @@ class TestSnapshots(Case):
         self.e = Saves()
         a = self.adapted()
         self.assertIn("snapshot", a.description()["capabilities"])
-        h = a.provision({**spec(), "stamp": "c3RhbXA="})
+        h = a.provision(spec())
         s = a.snapshot({"handle": h, "id": "s1"})
         self.assertEqual(s, {"snapshot_id": "s1", "meta": {"snapshot_id": "own-7", "at": "noon", "sandboxer_journal": a.journal.id}})
         self.assertEqual(s, a.snapshot({"handle": h, "id": "s1"}))
-        self.assertEqual(list(a.list_snapshots({"owner": "owner"})), [{"snapshot": s, "sandbox_id": "one", "generation": 1, "stamp": "c3RhbXA=", "whole": True}])
+        self.assertEqual(list(a.list_snapshots({"owner": "owner"})), [{"snapshot": s, "sandbox_id": "one", "generation": 1, "whole": True}])
         self.assertEqual(a.restore_from_snapshot({**spec(id="two"), "snapshot": s})["sandbox_id"], "two")
         a.drop_snapshot({"snapshot": {"snapshot_id": "s1"}})
         a.drop_snapshot({"snapshot": {"snapshot_id": "s1"}})

@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// run starts the program in a mount namespace of its own, tells it to go on, or leaves,
-// and returns its exit code.
+// run starts the program in a mount namespace of its own, makes it continue, or closes
+// its pipe, and returns its exit code.
 func run(t *testing.T, told bool, args ...string) int {
 	t.Helper()
 	r, w, err := os.Pipe()
@@ -23,7 +23,7 @@ func run(t *testing.T, told bool, args ...string) int {
 	c := exec.Command(args[0], args[1:]...)
 	c.ExtraFiles = []*os.File{r}
 	c.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
-	runtime.LockOSThread() // whose death the program is to share
+	runtime.LockOSThread() // the program ends with this thread
 	defer runtime.UnlockOSThread()
 	if err := c.Start(); err != nil {
 		t.Fatal(err)

@@ -5,12 +5,14 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"os"
+	"os/exec"
 	"runtime"
 	"strconv"
 	"strings"
@@ -23,7 +25,7 @@ import (
 
 func main() {
 	if len(os.Args) < 3 {
-		fmt.Fprintln(os.Stderr, "usage: tool echo ADDRESS | get URL | reach NET:ADDRESS… | resolve NAME… | hold ADDRESS | map FILE | maprest FILE | many ADDRESS N | threads N | push ADDRESS MB | pull ADDRESS MB | impersonate SOCKET")
+		fmt.Fprintln(os.Stderr, "usage: tool echo ADDRESS | get URL | reach NET:ADDRESS… | resolve NAME… | hold ADDRESS | map FILE | maprest FILE | many ADDRESS N | threads N | nested (add|leave) | push ADDRESS MB | pull ADDRESS MB | impersonate SOCKET")
 		os.Exit(2)
 	}
 	if err := run(os.Args[1], os.Args[2], os.Args[2:]); err != nil {
@@ -42,6 +44,15 @@ func run(verb, arg string, args []string) error {
 		return extensiontest.Echo(arg)
 	case "map", "maprest":
 		return mapped(arg, verb == "map")
+	case "nested":
+		c := exec.Command("/proc/self/exe", "loopback", arg)
+		c.Stdout, c.Stderr = os.Stdout, os.Stderr
+		c.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER | syscall.CLONE_NEWNET,
+			UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}},
+			GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: 1}}}
+		return c.Run()
+	case "loopback":
+		return loopback(arg)
 	case "get":
 		c := http.Client{Timeout: 20 * time.Second}
 		res, err := c.Get(arg)
@@ -49,7 +60,7 @@ func run(verb, arg string, args []string) error {
 			_, err = io.Copy(os.Stdout, res.Body)
 		}
 		return err
-	case "reach": // one line for each, in their order
+	case "reach": // one line for each, in order
 		lines := make([]string, len(args))
 		var wg sync.WaitGroup
 		for i, a := range args {
@@ -68,7 +79,13 @@ func run(verb, arg string, args []string) error {
 		if got := reach("tcp:" + arg); got != "hello" {
 			return errors.New(got)
 		}
-	case "hold": // says when it is connected, and how that ends
+	case "socket": // of the given family
+		family, err := strconv.Atoi(arg)
+		if err == nil {
+			_, err = syscall.Socket(family, syscall.SOCK_STREAM, 0)
+		}
+		return err
+	case "hold": // reports when it is connected, and how that ends
 		c, err := net.Dial("tcp", arg)
 		if err != nil {
 			return err
@@ -78,7 +95,7 @@ func run(verb, arg string, args []string) error {
 		fmt.Println("ended", short(err))
 	case "impersonate":
 		return impersonate(arg)
-	case "threads": // until it is ended, or may have no more
+	case "threads": // until it is ended, or can make no more
 		n, _ := strconv.Atoi(arg)
 		for range n {
 			go func() { runtime.LockOSThread(); time.Sleep(time.Hour) }()
@@ -86,38 +103,43 @@ func run(verb, arg string, args []string) error {
 		time.Sleep(time.Hour)
 	case "many":
 		return many(arg, n)
-	case "push", "pull": // first the number of bytes, negative for those wanted
-		c, err := net.Dial("tcp", arg)
-		if err != nil {
-			return err
+	case "push", "pull":
+		return transfer(arg, verb == "pull", int64(n)<<20)
+	}
+	return nil
+}
+
+// transfer sends or receives this many bytes and prints the rate in bytes per second. First it sends the number,
+// negative to receive.
+func transfer(addr string, pull bool, size int64) error {
+	c, err := net.Dial("tcp", addr)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	begin := time.Now()
+	buf := make([]byte, 256<<10)
+	if pull {
+		fmt.Fprintf(c, "%d\n", -size)
+		var k int64
+		for n := 0; err == nil; k += int64(n) {
+			n, err = c.Read(buf)
 		}
-		defer c.Close()
-		size := int64(n) << 20
-		begin := time.Now()
-		if verb == "pull" {
-			fmt.Fprintf(c, "%d\n", -size)
-			buf := make([]byte, 256<<10)
-			var k int64
-			for err = nil; err == nil; k += int64(n) {
-				n, err = c.Read(buf)
-			}
-			if err != io.EOF || k != size {
-				return fmt.Errorf("%d of %d bytes, %v", k, size, err)
-			}
-		} else {
-			fmt.Fprintf(c, "%d\n", size)
-			buf := make([]byte, 256<<10)
-			for left := size; left > 0; left -= int64(len(buf)) {
-				if _, err := c.Write(buf); err != nil {
-					return err
-				}
-			}
-			if _, err := io.ReadFull(c, buf[:1]); err != nil {
+		if err != io.EOF || k != size {
+			return fmt.Errorf("%d of %d bytes, %v", k, size, err)
+		}
+	} else {
+		fmt.Fprintf(c, "%d\n", size)
+		for left := size; left > 0; left -= int64(len(buf)) {
+			if _, err := c.Write(buf); err != nil {
 				return err
 			}
 		}
-		fmt.Println(int64(float64(size) / time.Since(begin).Seconds()))
+		if _, err := io.ReadFull(c, buf[:1]); err != nil {
+			return err
+		}
 	}
+	fmt.Println(int64(float64(size) / time.Since(begin).Seconds()))
 	return nil
 }
 
@@ -157,7 +179,7 @@ func short(err error) string {
 	return err.Error()
 }
 
-// many echoes over n connections at a time.
+// many tests n connections at a time with an echo each.
 func many(addr string, n int) error {
 	errs := make([]error, n)
 	var wg, open sync.WaitGroup
@@ -184,8 +206,7 @@ func many(addr string, n int) error {
 	return errors.Join(errs...)
 }
 
-// mapped prints a file as mapped memory shows it, or tells what follows it up to the end
-// of its last page.
+// mapped prints a file through mapped memory, or the rest of its last page after its end.
 func mapped(name string, content bool) error {
 	f, err := os.Open(name)
 	if err != nil {
@@ -213,8 +234,8 @@ func mapped(name string, content bool) error {
 	return nil
 }
 
-// impersonate puts itself in the place of who listens at a Unix socket, again and again, and
-// writes down, beside the socket, what it is given there.
+// impersonate takes the place of the listener at a Unix socket, again and again, and writes what
+// it receives to a file next to the socket.
 func impersonate(path string) error {
 	mine := path + ".mine"
 	var is os.FileInfo
@@ -252,4 +273,72 @@ func impersonate(path string) error {
 			return err
 		}
 	}
+}
+
+// loopback brings lo up in a network namespace of its own, as bubblewrap does if how is "add",
+// and connects to itself.
+func loopback(how string) error {
+	s, err := syscall.Socket(syscall.AF_NETLINK, syscall.SOCK_RAW, syscall.NETLINK_ROUTE)
+	if err != nil {
+		return err
+	}
+	lo, err := net.InterfaceByName("lo")
+	if err != nil {
+		return err
+	}
+	ask := func(kind uint16, flags uint16, body []byte) error {
+		m := binary.NativeEndian.AppendUint32(nil, uint32(16+len(body)))
+		m = binary.NativeEndian.AppendUint16(m, kind)
+		m = binary.NativeEndian.AppendUint16(m, flags|syscall.NLM_F_REQUEST|syscall.NLM_F_ACK)
+		m = append(append(m, make([]byte, 8)...), body...)
+		if err := syscall.Sendto(s, m, 0, &syscall.SockaddrNetlink{Family: syscall.AF_NETLINK}); err != nil {
+			return err
+		}
+		answer := make([]byte, 4096)
+		n, _, err := syscall.Recvfrom(s, answer, 0)
+		if err != nil {
+			return err
+		}
+		if n < 20 {
+			return fmt.Errorf("an answer of %d bytes", n)
+		}
+		if e := int32(binary.NativeEndian.Uint32(answer[16:])); e != 0 {
+			return fmt.Errorf("message %d: %w", kind, syscall.Errno(-e))
+		}
+		return nil
+	}
+	if how == "add" {
+		body := []byte{syscall.AF_INET, 8, syscall.IFA_F_PERMANENT, syscall.RT_SCOPE_HOST}
+		body = binary.NativeEndian.AppendUint32(body, uint32(lo.Index))
+		for _, attr := range []uint16{syscall.IFA_LOCAL, syscall.IFA_ADDRESS} {
+			body = binary.NativeEndian.AppendUint16(body, 8)
+			body = append(binary.NativeEndian.AppendUint16(body, attr), 127, 0, 0, 1)
+		}
+		if err := ask(syscall.RTM_NEWADDR, syscall.NLM_F_CREATE|syscall.NLM_F_EXCL, body); err != nil {
+			return err
+		}
+	}
+	body := make([]byte, 16) // struct ifinfomsg
+	binary.NativeEndian.PutUint32(body[4:], uint32(lo.Index))
+	binary.NativeEndian.PutUint32(body[8:], syscall.IFF_UP)
+	if err := ask(syscall.RTM_NEWLINK, 0, body); err != nil {
+		return err
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	go func() {
+		if c, err := l.Accept(); err == nil {
+			fmt.Fprintf(c, "hello %s", c.RemoteAddr().(*net.TCPAddr).IP)
+			c.Close()
+		}
+	}()
+	c, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		return err
+	}
+	said, err := io.ReadAll(c)
+	fmt.Println(string(said), "from", c.RemoteAddr().(*net.TCPAddr).IP)
+	return err
 }

@@ -15,7 +15,7 @@ class SandboxExtension(ABC):
     The three abstract methods are enough. They may block; calls of one sandbox come one after the
     other, those of several side by side in threads. All dicts hold strings only. What else a class
     can do it says by having the method: exec, discover, is_alive and others
-    (docs/extension-sdk.md).
+    (docs/how-to/write-an-extension.md).
     """
 
     def __init__(self, config: Optional[dict[str, Any]] = None) -> None:

@@ -69,8 +69,8 @@ func generate() ([]byte, error) {
 	return format.Source(b.Bytes())
 }
 
-// sentryPrograms is PrecompiledPrograms of gVisor's package for our options alone: it
-// compiles them for every platform and device too, which is a hundred times as many and
+// sentryPrograms is PrecompiledPrograms of gVisor's package for our options alone: that
+// function compiles them for every platform and device, a hundred times as many, which
 // takes minutes.
 func sentryPrograms() (all []precompiledseccomp.Program, err error) {
 	constructor, err := platform.Lookup("systrap")
@@ -104,16 +104,17 @@ func sentryPrograms() (all []precompiledseccomp.Program, err error) {
 //go:linkname rules gvisor.dev/gvisor/runsc/boot/filter/config.rules
 func rules(opt sentryconfig.Options, vars precompiledseccomp.Values) (allow, deny seccomp.SyscallRules)
 
-// gvisor names the gVisor that this module uses.
+// gvisor returns the gVisor version that this module uses.
 func gvisor() (string, error) {
 	out, err := exec.Command("go", "list", "-m", "-f", "{{.Path}} {{.Version}}", "gvisor.dev/gvisor").Output()
 	return strings.TrimSpace(string(out)), err
 }
 
 // forSentry replaces this process's ID by the sentry's. The platform's rule for
-// rt_tgsigqueueinfo allows signals to the own process only, and takes the ID of
-// whoever compiles it, not a variable filled in later. The sentry is process 1 of its
-// namespace. bytecode holds instructions of two words: operation, operand.
+// rt_tgsigqueueinfo allows signals to the own process only, and contains the ID of the
+// process that compiles it, not a variable that is filled in later. The sentry is
+// process 1 of its namespace. bytecode holds instructions of two words: operation,
+// operand.
 func forSentry(bytecode []uint32) {
 	const (
 		loadWord    = 0x20

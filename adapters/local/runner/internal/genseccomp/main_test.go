@@ -13,7 +13,7 @@ import (
 var regenerate = flag.Bool("regenerate", false, "compare whole programs (not for -race, under which gVisor's differ)")
 
 // TestCurrent: the programs in the repository are those of the gVisor in go.mod.
-// Stale ones would not be used, or worse, would be.
+// Stale ones would not be used, or, worse, would be.
 func TestCurrent(t *testing.T) {
 	have, err := os.ReadFile("../../seccomp_gen.go")
 	if err != nil {

@@ -1,0 +1,4 @@
+package extensiontest
+
+// Wire names the behaviours that RunWire runs.
+var Wire = wire

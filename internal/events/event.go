@@ -1,0 +1,27 @@
+package events
+
+import (
+	"context"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// Sweeper is the actor of changes that no caller asked for.
+const Sweeper = "sweep"
+
+// Actor names who caused the change made with ctx, for events.
+func Actor(ctx context.Context) string {
+	if p := sandboxer.PrincipalFrom(ctx); p.Actor != "" {
+		return p.Actor
+	}
+	return Sweeper
+}
+
+// Of describes something that happens to sb.
+func Of(ctx context.Context, sb *sandboxer.Sandbox, t sandboxer.EventType, message string) sandboxer.Event {
+	return sandboxer.Event{
+		At: time.Now(), SandboxID: sb.ID, ShownID: sb.ShownID, Generation: sb.Generation, Tenant: sb.Tenant,
+		Type: t, Actor: Actor(ctx), Message: message,
+	}
+}

@@ -1,0 +1,77 @@
+package events
+
+import (
+	"context"
+	"sort"
+	"sync"
+	"sync/atomic"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// Recent is how many of the newest events are kept in memory.
+const Recent = 1024
+
+// recentEvents has the newest events: they are read once for all followers, however many
+// there are.
+//
+// mu guards the fields below it, and is held while the store is read: a caller that comes meanwhile
+// waits for that and gets its result. It is taken under no other lock.
+type recentEvents struct {
+	store   sandboxer.Store
+	commits atomic.Uint64 // how often something was committed
+
+	mu     sync.Mutex
+	begun  bool
+	loaded uint64            // commits when events was last brought up to date
+	events []sandboxer.Event // never changed in place
+	from   int64             // every event after this one is in events
+	head   int64             // the last
+}
+
+// after returns every event after seq, and the number of the last there is. ok is false
+// if seq is too long ago: then they are in the store alone.
+func (r *recentEvents) after(ctx context.Context, seq int64) (events []sandboxer.Event, head int64, ok bool, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err := r.load(ctx); err != nil {
+		return nil, 0, false, err
+	}
+	if seq < r.from {
+		return nil, r.head, false, nil
+	}
+	i := sort.Search(len(r.events), func(i int) bool { return r.events[i].Seq > seq })
+	return r.events[i:len(r.events):len(r.events)], r.head, true, nil
+}
+
+func (r *recentEvents) load(ctx context.Context) error {
+	if !r.begun {
+		commits := r.commits.Load()
+		newest, err := r.store.Events(ctx, sandboxer.EventQuery{Newest: true, Limit: 1})
+		if err != nil {
+			return err
+		}
+		if len(newest) > 0 {
+			r.head = newest[0].Seq
+		}
+		r.from, r.loaded, r.begun = r.head, commits, true
+	}
+	for commits := r.commits.Load(); r.loaded != commits; {
+		more, err := r.store.Events(ctx, sandboxer.EventQuery{After: r.head, Limit: sandboxer.MaxPage})
+		if err != nil {
+			return err
+		}
+		if len(more) > 0 {
+			r.head = more[len(more)-1].Seq
+			r.events = append(r.events, more...)
+			if n := len(r.events) - Recent; n > 0 {
+				r.from = r.events[n-1].Seq
+				r.events = append([]sandboxer.Event(nil), r.events[n:]...)
+			}
+		}
+		if len(more) < sandboxer.MaxPage {
+			r.loaded = commits
+		}
+	}
+	return nil
+}

@@ -1,0 +1,82 @@
+package inside
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/agent"
+	"github.com/sand-boxer/sandboxer/internal/capture"
+)
+
+// CheckRepo refuses an input repo that is not a directory of the server's machine. A missing input is accepted.
+// Kind: Invalid.
+func CheckRepo(spec sandboxer.Spec) error {
+	repo := spec.Inputs["repo"]
+	if repo == "" {
+		return nil
+	}
+	if !filepath.IsAbs(repo) {
+		return sandboxer.E(sandboxer.Invalid, nil, "input repo: %q is not an absolute directory", repo).
+			WithHint("the command line makes a directory absolute; over HTTP give the full path on the server's machine")
+	}
+	if fi, err := os.Stat(repo); err != nil || !fi.IsDir() {
+		return sandboxer.E(sandboxer.Invalid, err, "input repo: %s is not a directory that can be read on the server's machine", repo)
+	}
+	return nil
+}
+
+// Fill makes the workspace by exec, with its parents, and copies dir there, a directory of the server's machine.
+// Without dir the workspace is empty. New files belong to owner, a user of the sandbox as users.Find takes it; empty
+// means root. Fill returns what the copy leaves out, in words, empty for nothing. Kinds: those of Run; Invalid for a
+// directory that cannot be read completely.
+func Fill(ctx context.Context, exec Exec, workspace, owner, dir string) (skipped string, err error) {
+	cmd := sandboxer.Cmd{Args: []string{AgentPath, "untar"}, Dir: "/", User: "0"}
+	if owner != "" {
+		cmd.Args = append(cmd.Args, "--owner", owner)
+	}
+	cmd.Args = append(cmd.Args, workspace)
+	if dir == "" {
+		return "", Run(ctx, exec, "making the workspace", cmd)
+	}
+	r, w := io.Pipe()
+	packed := make(chan error, 1)
+	go func() {
+		left, err := agent.Tar(w, dir)
+		if skipped = left.String(); skipped != "" {
+			skipped = "of repo " + skipped
+		}
+		w.CloseWithError(err)
+		packed <- err
+	}()
+	cmd.Stdin = r
+	err = Run(ctx, exec, "copying "+dir+" into the workspace", cmd)
+	r.Close() // the packer does not wait for a reader that left early
+	if perr := <-packed; perr != nil && !errors.Is(perr, io.ErrClosedPipe) {
+		err = sandboxer.E(sandboxer.Invalid, perr, "input repo: %s cannot be read whole: %v", dir, perr)
+	}
+	return skipped, err
+}
+
+// Exec runs a command inside a sandbox.
+type Exec = func(context.Context, sandboxer.Cmd) (sandboxer.Exit, error)
+
+// Run runs a command of ours inside a sandbox, by exec, and turns a code other than 0 into an error, with the end of its
+// output. Kinds: those of exec; Failed, or Exhausted for a full disk.
+func Run(ctx context.Context, exec Exec, what string, cmd sandboxer.Cmd) error {
+	out := &capture.Last{Max: 1 << 10}
+	cmd.Stdout, cmd.Stderr = out, out
+	x, err := exec(ctx, cmd)
+	if err != nil || x.Code == 0 {
+		return err
+	}
+	said, kind := strings.TrimSpace(capture.Text(out.String(), 1<<10)), sandboxer.Failed
+	if low := strings.ToLower(said); strings.Contains(low, "no space left") || strings.Contains(low, "quota exceeded") {
+		kind = sandboxer.Exhausted
+	}
+	return sandboxer.E(kind, nil, "%s failed inside the sandbox (exit %d): %s", what, x.Code, said)
+}

@@ -1,0 +1,198 @@
+// Package lifecycle decides what the sweep does next with a sandbox, and when a sandbox and its backend's
+// deadline end. Everything in it is a function of values: a record, what a probe of the backend proved, and a
+// time that the caller gives. It knows neither a store nor a backend, and has no clock.
+package lifecycle
+
+import (
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+const (
+	// ConfirmAfter is how far apart two absences must be to prove a loss.
+	ConfirmAfter = 5 * time.Second
+	// StuckAfter is how long a sandbox may stay half made.
+	StuckAfter = 30 * time.Minute
+)
+
+// A Verb is the one small step the sweep takes with a record.
+type Verb string
+
+const (
+	None             Verb = "none"              // nothing to do, or a job works on it, or not yet
+	Resume           Verb = "resume"            // go on making it, or bringing it back
+	MarkAbsent       Verb = "mark absent"       // note its first absence
+	ClearMarks       Verb = "clear marks"       // it is there again, and responds: forget what was noted
+	MarkUnresponsive Verb = "mark unresponsive" // note that it is there and does not respond
+	Pause            Verb = "pause"             // it expired, or is idle: pause it, or go on pausing it
+	End              Verb = "end"               // commit to terminating, then tear down
+	Teardown         Verb = "teardown"          // pay what terminating owes
+)
+
+// An Action is a verb, with a reason if the verb is end.
+type Action struct {
+	Verb   Verb
+	Reason sandboxer.Reason
+}
+
+// Decide returns what sb needs now. seen is what a probe of its backend proved, working
+// whether a job is in flight on it; sb.UsedAt must be up to date. from is since when deadlines
+// count; until then the database, which went back in time, is not accepted, and the sweep only
+// notes lost sandboxes. Decide depends on nothing else, so that tests can try every combination.
+func Decide(sb *sandboxer.Sandbox, seen sandboxer.Liveness, working bool, now, from time.Time) Action {
+	dead := IsDead(seen)
+	f := facts{
+		sb: sb, seen: seen, working: working, now: now, from: from,
+		held:   now.Before(from),
+		early:  now.Before(sb.RetryAt),
+		missed: dead && sb.AbsentSince.IsZero() && seen != Died,
+		lost:   seen == Died || dead && !sb.AbsentSince.IsZero() && now.Sub(sb.AbsentSince) >= ConfirmAfter,
+		back:   seen == sandboxer.Alive && !sb.AbsentSince.IsZero(),
+	}
+	switch sb.State {
+	case sandboxer.Creating:
+		return f.creating()
+	case sandboxer.Warm, sandboxer.Running:
+		return f.ready()
+	case sandboxer.Pausing:
+		return f.pausing()
+	case sandboxer.Paused:
+		return f.paused()
+	case sandboxer.Terminating:
+		return f.terminating()
+	case sandboxer.Terminated:
+	}
+	return Action{Verb: None}
+}
+
+// facts are the input of Decide. There is one method for each state; its first case
+// that holds counts.
+type facts struct {
+	sb      *sandboxer.Sandbox
+	seen    sandboxer.Liveness
+	working bool
+	now     time.Time
+	from    time.Time
+	held    bool // deadlines do not count yet
+	early   bool // what failed is tried again later
+	missed  bool // its object is absent, for the first time
+	lost    bool // and was absent before, long enough ago to prove that it is gone
+	back    bool // it was absent, and is there again
+}
+
+// expired reports whether the sandbox has expired, and deadlines count.
+func (f facts) expired() bool {
+	return !f.held && !MayBeClaimed(f.sb) && !f.sb.ExpiresAt.IsZero() && !f.now.Before(f.sb.ExpiresAt)
+}
+
+// loss ends a lost sandbox, with the reason that was seen.
+func (f facts) loss() Action {
+	if f.seen == sandboxer.OOMKilled {
+		return Action{End, sandboxer.ReasonOOMKilled}
+	}
+	return Action{End, sandboxer.ReasonLost}
+}
+
+func (f facts) creating() Action {
+	switch sb := f.sb; {
+	case f.expired(): // also what hangs: ending it stops the job
+		return Action{End, sandboxer.ReasonExpired}
+	case f.working && IsProvisioned(sb) && f.missed:
+		return Action{Verb: MarkAbsent}
+	case f.working && IsProvisioned(sb) && f.lost: // also what hangs
+		return f.loss()
+	case f.working && IsProvisioned(sb) && f.back:
+		return Action{Verb: ClearMarks}
+	case f.working, f.early, f.held, MayBeClaimed(sb):
+		return Action{Verb: None}
+	case f.now.Sub(sb.CreatedAt) > StuckAfter && f.now.Sub(f.from) > StuckAfter && !IsPaused(sb):
+		return Action{End, sandboxer.ReasonFailed}
+	}
+	return Action{Verb: Resume}
+}
+
+// ready is for sandboxes that are warm or run.
+func (f facts) ready() Action {
+	sb := f.sb
+	pauses := sb.State == sandboxer.Running && sb.Spec.Profile.OnTTL == sandboxer.ExpiryPause
+	idle := sb.Spec.Profile.Idle
+	switch {
+	case !f.working && f.seen == sandboxer.OOMKilled: // seen dead, not only missed
+		return Action{End, sandboxer.ReasonOOMKilled}
+	case f.expired() && !pauses:
+		return Action{End, sandboxer.ReasonExpired} // also while it is being saved: ending it stops that
+	case f.expired() && !f.working:
+		return Action{Pause, sandboxer.ReasonExpired}
+	case f.missed:
+		return Action{Verb: MarkAbsent}
+	case f.lost: // also while a save of it hangs
+		return f.loss()
+	case f.back:
+		return Action{Verb: ClearMarks}
+	case f.working:
+	case f.seen == sandboxer.Unresponsive && sb.UnresponsiveSince.IsZero():
+		return Action{Verb: MarkUnresponsive}
+	case f.seen == sandboxer.Alive && HasMarks(sb):
+		return Action{Verb: ClearMarks}
+	case sb.State == sandboxer.Running && idle > 0 && !f.held && f.now.Sub(sb.UsedAt) >= idle:
+		if sb.Spec.Profile.OnIdle == sandboxer.ExpiryPause {
+			return Action{Pause, sandboxer.ReasonIdle}
+		}
+		return Action{End, sandboxer.ReasonIdle}
+	}
+	return Action{Verb: None}
+}
+
+// pausing gets seen as Unknown if the object's absence is the result of pausing (the manager's interpret).
+func (f facts) pausing() Action {
+	switch {
+	case f.held: // what it is paused to may be whole since
+	case !f.working && f.expired():
+		return Action{End, sandboxer.ReasonExpired}
+	case !f.working && !f.early:
+		return Action{Verb: Pause}
+	case f.missed:
+		return Action{Verb: MarkAbsent}
+	case f.lost: // it need not wait for the next try, nor for a call that hangs
+		return f.loss()
+	case f.back:
+		return Action{Verb: ClearMarks}
+	}
+	return Action{Verb: None}
+}
+
+func (f facts) paused() Action {
+	switch sb := f.sb; {
+	case f.working:
+	case f.expired():
+		return Action{End, sandboxer.ReasonExpired}
+	case sb.Pause.Undo && !f.early && !f.held:
+		return Action{Verb: Resume}
+	case !HasReadyObject(sb): // nothing that a backend could lose
+	case f.seen == sandboxer.OOMKilled:
+		return f.loss()
+	case f.missed:
+		return Action{Verb: MarkAbsent}
+	case f.lost:
+		return f.loss()
+	case f.seen == sandboxer.Unresponsive && sb.UnresponsiveSince.IsZero():
+		return Action{Verb: MarkUnresponsive}
+	case f.seen == sandboxer.Alive && HasMarks(sb):
+		return Action{Verb: ClearMarks}
+	}
+	return Action{Verb: None}
+}
+
+func (f facts) terminating() Action {
+	switch {
+	case f.working:
+	case !f.early:
+		return Action{Verb: Teardown}
+	case f.missed: // what could not be removed is gone: that can be found out now
+		return Action{Verb: MarkAbsent}
+	case f.back:
+		return Action{Verb: ClearMarks}
+	}
+	return Action{Verb: None}
+}

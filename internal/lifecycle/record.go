@@ -1,0 +1,101 @@
+package lifecycle
+
+import (
+	"slices"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// IsFrozen reports whether the object of sb exists, frozen or nearly so, and is to go on.
+func IsFrozen(sb *sandboxer.Sandbox) bool {
+	return IsPaused(sb) && (sb.Pause.Depth == sandboxer.PauseFreeze || sb.Pause.Undo)
+}
+
+// IsPooled reports whether sb has no owner: it is in a pool or being made for one.
+func IsPooled(sb *sandboxer.Sandbox) bool { return sb.Pool != "" && sb.Tenant == "" }
+
+// IsClaimed reports whether sb was in a pool and its owner waits for it.
+func IsClaimed(sb *sandboxer.Sandbox) bool {
+	return sb.Pool != "" && sb.Tenant != "" && sb.ReadyAt.IsZero() && !IsPaused(sb)
+}
+
+// SourceOf names the snapshot that the object of sb is made from, or "".
+func SourceOf(sb *sandboxer.Sandbox) string {
+	switch {
+	case IsPaused(sb):
+		return sb.Pause.Snapshot
+	case sb.RestoredAs == sandboxer.SnapshotNative:
+		return sb.RestoredFrom
+	case sb.RestoredAs == sandboxer.SnapshotPortable && sb.ReadyAt.IsZero():
+		return sb.RestoredFrom
+	}
+	return ""
+}
+
+// IsNative reports whether that snapshot is used in its extension's native form.
+func IsNative(sb *sandboxer.Sandbox) bool {
+	if IsPaused(sb) {
+		return sb.Pause.As != sandboxer.SnapshotPortable
+	}
+	return sb.RestoredAs == sandboxer.SnapshotNative
+}
+
+// Died is the result of a probe of a sandbox that is gone and about which its extension sent a notice. The
+// probe and the notice together prove what otherwise takes two looks, ConfirmAfter apart. No backend answers it.
+const Died sandboxer.Liveness = "died"
+
+// MayBeClaimed reports whether the database, which went back in time, may be wrong about the owner of
+// sb: it waited in a pool then. (Former versions wrote other words than Claimed as well.)
+func MayBeClaimed(sb *sandboxer.Sandbox) bool { return sb.Unconfirmed != "" && IsPooled(sb) }
+
+// IsPaused reports whether sb is paused, being paused or being resumed.
+func IsPaused(sb *sandboxer.Sandbox) bool { return !sb.Pause.At.IsZero() }
+
+// HasMarks reports whether sb was missing, or did not respond, at the last probe.
+func HasMarks(sb *sandboxer.Sandbox) bool {
+	return !sb.AbsentSince.IsZero() || !sb.UnresponsiveSince.IsZero()
+}
+
+// HasReadyObject reports whether a ready object belongs to sb: it runs, waits in the
+// pool, or is frozen.
+func HasReadyObject(sb *sandboxer.Sandbox) bool {
+	switch sb.State {
+	case sandboxer.Running, sandboxer.Warm:
+		return true
+	case sandboxer.Paused:
+		return sb.Pause.Depth == sandboxer.PauseFreeze || sb.Pause.Undo
+	}
+	return false
+}
+
+// NeedsProbe reports whether to probe the object of sb: it exists, or is
+// needed by a job, or cannot be removed now.
+func NeedsProbe(sb *sandboxer.Sandbox) bool {
+	switch sb.State {
+	case sandboxer.Creating:
+		return IsProvisioned(sb)
+	case sandboxer.Pausing:
+		return true
+	case sandboxer.Terminating:
+		return !sb.RetryAt.IsZero()
+	}
+	return HasReadyObject(sb)
+}
+
+// IsProvisioned reports whether the object of sb, which is being made, was made already; for a
+// claim that is not known.
+func IsProvisioned(sb *sandboxer.Sandbox) bool { return sb.Handle.SandboxID != "" && !IsClaimed(sb) }
+
+// ObjectGeneration is the generation of sb's object outside, the latest if there were several.
+func ObjectGeneration(sb *sandboxer.Sandbox) int { return max(sb.Generation, sb.Spec.Generation) }
+
+// ObjectSince is since when the object of sb has been there as it is now.
+func ObjectSince(sb *sandboxer.Sandbox) time.Time {
+	return slices.MaxFunc([]time.Time{sb.ProvisionedAt, sb.ReadyAt, sb.ResumedAt}, time.Time.Compare)
+}
+
+// IsDead reports whether a probe of an object proved that it does not work any more.
+func IsDead(seen sandboxer.Liveness) bool {
+	return seen == sandboxer.Gone || seen == sandboxer.OOMKilled || seen == Died
+}

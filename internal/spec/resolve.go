@@ -1,0 +1,398 @@
+package spec
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/lifecycle"
+	"github.com/sand-boxer/sandboxer/internal/suggest"
+)
+
+// A Resolved is a create or a restore that was checked, with its profile and its defaults.
+type Resolved struct {
+	Tenant, Actor string
+	ID            string           // of the record and the objects; never empty. One that was chosen is settled later (SetID)
+	Shown         string           // the ID that the caller chose, under which a sandbox may exist already; "" if none
+	Thread        sandboxer.Thread // whose sandbox it is; its User is not empty then
+	Name          string
+	Extension     string         // the ID of the extension that makes it
+	Spec          sandboxer.Spec // Generation and Fuse are filled in when the record is made
+	TTL           time.Duration
+	MaxCost       sandboxer.Credits
+	Key, Digest   string
+	NoWaiting     bool
+	Asked         sandboxer.CreateRequest // a create as it came; zero for a restore, whose ID no other request can ask for
+
+	Place string // where it has to be made, whatever was requested; empty leaves that to its extension
+
+	From *sandboxer.SnapshotRecord // what it is restored from; nil for a new one
+	As   sandboxer.SnapshotKind    // in which form
+}
+
+// SetID sets the ID for the record and the objects of r.
+func (r *Resolved) SetID(id string) { r.ID, r.Spec.ID = id, id }
+
+// Same reports whether other asks for what r asks for, so that both can have one sandbox.
+func (r *Resolved) Same(other *Resolved) bool {
+	return r.Tenant == other.Tenant && !r.IsOther(other.Thread) && r.isFulfilledBy(other.Spec, other.Name, other.Spec.Env)
+}
+
+// Matches reports whether sb, which has the environment env, is what r asks for, so that r may be
+// answered with it.
+func (r *Resolved) Matches(sb *sandboxer.Sandbox, env map[string]string) bool {
+	return r.Tenant == sb.Tenant && !r.IsOther(sb.Thread) && r.isFulfilledBy(sb.Spec, sb.Name, env)
+}
+
+// IsOther reports whether r asks for a thread and the ID belongs to another one. A request that names only the
+// ID, or finds one without a thread, does not.
+func (r *Resolved) IsOther(thread sandboxer.Thread) bool {
+	none := sandboxer.Thread{}
+	return r.Thread != none && thread != none && r.Thread != thread
+}
+
+// isFulfilledBy reports whether a sandbox of this spec, name and environment has the
+// profile and the inputs that r asks for, and everything else that the request itself names.
+// What it leaves to the profile does not count: the profile may have changed.
+func (r *Resolved) isFulfilledBy(spec sandboxer.Spec, name string, env map[string]string) bool {
+	asked := &r.Asked
+	has := func(all, some map[string]string) bool {
+		for k, v := range some {
+			if got, ok := all[k]; !ok || got != v {
+				return false
+			}
+		}
+		return true
+	}
+	is := func(want, got int64) bool { return want == 0 || want == got }
+	return r.Spec.Profile.ID == spec.Profile.ID && maps.Equal(r.Spec.Inputs, spec.Inputs) &&
+		(asked.Name == "" || asked.Name == name) &&
+		(asked.Image == "" || asked.Image == spec.Image) &&
+		(asked.Host == "" || asked.Host == spec.Host) &&
+		(asked.User == "" || asked.User == spec.User) &&
+		is(int64(asked.Idle), int64(spec.Profile.Idle)) &&
+		(asked.TTL != sandboxer.TTLIdle || spec.Profile.TTL == sandboxer.TTLIdle) &&
+		(asked.OnIdle == "" || asked.OnIdle == cmp.Or(spec.Profile.OnIdle, sandboxer.ExpiryDestroy)) &&
+		(asked.OnTTL == "" || asked.OnTTL == cmp.Or(spec.Profile.OnTTL, sandboxer.ExpiryDestroy)) &&
+		(len(asked.Command) == 0 || slices.Equal(asked.Command, spec.Command)) &&
+		(asked.Network == nil || asked.Network.Mode == spec.Network.Mode && slices.Equal(asked.Network.Allow, spec.Network.Allow)) &&
+		is(asked.Limits.MilliCPU, spec.Limits.MilliCPU) && is(asked.Limits.MemoryBytes, spec.Limits.MemoryBytes) &&
+		is(asked.Limits.DiskBytes, spec.Limits.DiskBytes) && is(asked.Limits.PIDs, spec.Limits.PIDs) && is(int64(asked.Limits.GPUs), int64(spec.Limits.GPUs)) &&
+		has(spec.Labels, asked.Labels) && has(env, asked.Env) &&
+		!slices.ContainsFunc(asked.Mounts, func(m sandboxer.Mount) bool { return !slices.Contains(spec.Mounts, m) })
+}
+
+// Create checks a create for p and merges it with its profile. Nothing exists yet.
+func (s *Site) Create(p sandboxer.Principal, req sandboxer.CreateRequest) (*Resolved, error) {
+	prof, err := FindProfile(s.Profiles, req.Profile)
+	if err != nil {
+		return nil, err
+	}
+	e, err := s.extensionFor(prof)
+	if err != nil {
+		return nil, err
+	}
+	inputs, err := e.inputs(prof, req.Inputs, req.Host, cmp.Or(req.Image, prof.Image))
+	if err != nil {
+		return nil, err
+	}
+	shown, thread, err := identify(inputs, req.Thread)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.checkCreate(prof, req); err != nil {
+		return nil, err
+	}
+	if prof, err = withExpiry(prof, req.Idle, req.OnIdle, req.OnTTL); err == nil {
+		prof, err = withTTL(prof, req.TTL)
+	}
+	if err != nil {
+		return nil, err
+	}
+	spec := s.createdSpec(prof, req)
+	spec.ID, spec.Inputs = newID(p.Tenant, shown), inputs
+	if err := s.allow(p, e, &spec, req); err != nil {
+		return nil, err
+	}
+	return &Resolved{
+		Tenant: p.Tenant, Actor: p.Actor, ID: spec.ID, Shown: shown, Thread: thread, Name: req.Name, Extension: e.Info.ID, Spec: spec,
+		TTL: lifecycle.LifeOf(prof, req.TTL), MaxCost: req.MaxCost,
+		Key: req.Key, Digest: s.kept(createDigest(req)), NoWaiting: req.NoWaiting, Asked: req,
+	}, nil
+}
+
+// checkCreate refuses what no caller may ask of the profile.
+func (s *Site) checkCreate(prof sandboxer.Profile, req sandboxer.CreateRequest) error {
+	return cmp.Or(
+		s.mayPause(prof.Extension, req.OnIdle, req.OnTTL),
+		checkCommon(prof, commonRequest{name: req.Name, key: req.Key, ttl: req.TTL, env: req.Env, labels: req.Labels, maxCost: req.MaxCost}),
+		req.Limits.Check(),
+		s.checkNetwork(prof.Network, req.Network),
+		checkMounts(prof, req.Mounts),
+		checkUser(req.User),
+		checkSize(req),
+	)
+}
+
+// createdSpec is the profile's spec with the values of the request; ID, Inputs and Vouched are not
+// set yet.
+func (s *Site) createdSpec(prof sandboxer.Profile, req sandboxer.CreateRequest) sandboxer.Spec {
+	spec := s.ProfileSpec(prof)
+	spec.Host, spec.Consumer = req.Host, req.Consumer
+	spec.Image = cmp.Or(req.Image, prof.Image)
+	spec.User = cmp.Or(req.User, prof.User)
+	spec.Env = merge(prof.Env, req.Env)
+	spec.Labels = merge(prof.Labels, req.Labels)
+	spec.Mounts = slices.Concat(prof.Mounts, req.Mounts)
+	if len(req.Command) > 0 {
+		spec.Command = req.Command
+	}
+	if req.Network != nil {
+		spec.Network = *req.Network
+	}
+	spec.Limits = req.Limits.Or(spec.Limits)
+	return spec
+}
+
+// allow notes in spec what p vouches for, and refuses what p may not have.
+func (s *Site) allow(p sandboxer.Principal, e *Extension, spec *sandboxer.Spec, req sandboxer.CreateRequest) error {
+	if p.Can(sandboxer.ScopeAdmin) {
+		spec.Vouched = e.Restricted(*spec)
+	} else {
+		spec.Vouched = vouched(p, e.Restricted(*spec))
+		if err := req.Limits.Within(s.ceilings(*spec), "profile "+spec.Profile.ID); err != nil {
+			return err
+		}
+	}
+	if len(req.Mounts) == 0 { // the profile's need no voucher, and making the sandbox checks them
+		return nil
+	}
+	return s.admitMounts(*spec)
+}
+
+// kept is the form in which the digest of a request is kept.
+func (s *Site) kept(digest string) string {
+	if s.MAC == nil {
+		return digest
+	}
+	return s.MAC(digest)
+}
+
+// extensionFor finds the extension that serves a profile. Kind: Unavailable.
+func (s *Site) extensionFor(prof sandboxer.Profile) (*Extension, error) {
+	var abilities []ability
+	for _, e := range s.Extensions {
+		abilities = append(abilities, e.ability())
+	}
+	chosen, refused := route(prof, abilities)
+	if len(chosen) == 0 {
+		why := "no extension can serve it"
+		for _, c := range refused {
+			if c.extension == prof.Extension {
+				why = c.why
+			}
+		}
+		return nil, sandboxer.E(sandboxer.Unavailable, nil, "profile %s cannot be used: %s", prof.ID, why)
+	}
+	return s.extension(chosen[0].extension), nil
+}
+
+// Restricted names the values in spec for which an operator may have to vouch.
+func (e Extension) Restricted(spec sandboxer.Spec) (names []string) {
+	for name, value := range spec.Inputs {
+		if in, ok := sandboxer.DeclarationOf(e.Info.Inputs, name); ok && in.Restricted && value != "" {
+			names = append(names, name)
+		}
+	}
+	if spec.Image != "" {
+		names = append(names, sandboxer.RestrictedImage)
+	}
+	if spec.Host != "" {
+		names = append(names, sandboxer.RestrictedHost)
+	}
+	if len(spec.Mounts) > 0 {
+		names = append(names, sandboxer.RestrictedMounts)
+	}
+	slices.Sort(names)
+	return names
+}
+
+// vouched are those of names that p's front door vouches for.
+func vouched(p sandboxer.Principal, names []string) []string {
+	return slices.DeleteFunc(slices.Clone(names), func(n string) bool { return !slices.Contains(p.Vouches, n) })
+}
+
+// keptRestrictions are the restricted values of spec that an administrator gave to the
+// sandbox of old and that have not changed.
+func keptRestrictions(spec, old sandboxer.Spec) (names []string) {
+	for _, n := range old.Vouched {
+		same := spec.Inputs[n] != "" && spec.Inputs[n] == old.Inputs[n]
+		if n == sandboxer.RestrictedImage {
+			same = spec.Image == old.Image
+		}
+		if same && n != sandboxer.RestrictedHost && n != sandboxer.RestrictedMounts {
+			names = append(names, n)
+		}
+	}
+	return names
+}
+
+// ProfileSpec is the spec of a sandbox of the profile whose request names nothing,
+// without the inputs.
+func (s *Site) ProfileSpec(prof sandboxer.Profile) sandboxer.Spec {
+	spec := sandboxer.Spec{
+		Owner: s.Owner, Profile: prof, Image: prof.Image, Command: prof.Command, Env: prof.Env, Labels: prof.Labels,
+		Limits: prof.Limits, Network: prof.Network, Mounts: prof.Mounts, Ports: prof.Ports, Workspace: prof.Workspace, User: prof.User,
+	}
+	spec.Profile.Env = nil // its values are in Env, which is sealed
+	return spec
+}
+
+// identify returns the ID that the caller chose, by the input sandbox_id or by a thread or by both
+// if they agree, and the thread. It takes the ID out of the inputs.
+func identify(inputs map[string]string, thread sandboxer.Thread) (shown string, _ sandboxer.Thread, err error) {
+	shown = inputs["sandbox_id"]
+	delete(inputs, "sandbox_id")
+	none := sandboxer.Thread{}
+	if shown != "" {
+		if err := sandboxer.CheckID(shown); err != nil {
+			return "", none, err
+		}
+		if sandboxer.IsDerivedID(shown) {
+			return "", none, sandboxer.E(sandboxer.Invalid, nil, "%q has the form of the IDs that the broker derives, which cannot be chosen", shown).
+				WithHint("choose another sandbox_id")
+		}
+	}
+	if thread.ID == "" {
+		if thread.User != "" {
+			return "", none, sandboxer.E(sandboxer.Invalid, nil, "thread user %q is given without a thread", thread.User).
+				WithHint("give the thread's ID too, or no thread at all")
+		}
+		return shown, none, nil
+	}
+	id, err := thread.SandboxID()
+	if err != nil {
+		return "", none, err
+	}
+	if shown != "" && shown != id {
+		return "", none, sandboxer.E(sandboxer.Invalid, nil, "the input sandbox_id is %s, and the thread has the ID %s", shown, id).
+			WithHint("leave out one of them, or let the input be %s", id)
+	}
+	thread.User = cmp.Or(thread.User, sandboxer.DefaultUser)
+	return id, thread, nil
+}
+
+// newID is the ID for the record and the objects of a sandbox for which a caller of tenant chose
+// shown, or chose no ID.
+func newID(tenant, shown string) string {
+	if shown == "" {
+		return sandboxer.NewID()
+	}
+	return sandboxer.ObjectID(tenant, shown)
+}
+
+// inputs merges the requested inputs with the profile's and the defaults, and checks them against what
+// the extension declares. host and image are those of the request.
+func (e *Extension) inputs(prof sandboxer.Profile, asked map[string]string, host, image string) (map[string]string, error) {
+	declared := e.Info.Inputs
+	known := []string{"sandbox_id"}
+	for _, in := range declared {
+		if in.Name != known[0] {
+			known = append(known, in.Name)
+		}
+	}
+	merged := map[string]string{}
+	for _, in := range declared {
+		if in.Default != "" && in.Name != sandboxer.AnyInput {
+			merged[in.Name] = in.Default
+		}
+	}
+	maps.Copy(merged, prof.Inputs)
+	maps.Copy(merged, asked)
+	for _, k := range slices.Sorted(maps.Keys(merged)) {
+		if _, ok := sandboxer.DeclarationOf(declared, k); !ok && k != known[0] {
+			return nil, sandboxer.E(sandboxer.Invalid, nil, "%s does not take the input %q%s", e.Info.ID, k, suggest.DidYouMean(k, known)).
+				WithHint("its inputs are: %s", suggest.List(known))
+		}
+		if err := sandboxer.CheckInputName(k); err != nil {
+			return nil, err
+		}
+		if err := checkURL(k, merged[k]); err != nil {
+			return nil, err
+		}
+		if merged[k] == "" {
+			delete(merged, k) // given as nothing is not given
+		}
+	}
+	groups := map[string][]string{}
+	for _, in := range declared {
+		if in.Name == sandboxer.AnyInput {
+			continue
+		}
+		if in.Required && merged[in.Name] == "" {
+			return nil, sandboxer.E(sandboxer.Invalid, nil, "%s needs the input %q: %s", e.Info.ID, in.Name, in.Help).
+				WithHint("add --input %s=…", in.Name)
+		}
+		if in.OneOf != "" {
+			groups[in.OneOf] = append(groups[in.OneOf], in.Name)
+		}
+	}
+	for _, g := range slices.Sorted(maps.Keys(groups)) {
+		if host == "" && image == "" && !slices.ContainsFunc(groups[g], func(name string) bool { return merged[name] != "" }) {
+			return nil, sandboxer.E(sandboxer.Invalid, nil, "%s needs one of the inputs %s", e.Info.ID, suggest.List(groups[g])).
+				WithHint("add --input %s=…", groups[g][0])
+		}
+	}
+	return merged, nil
+}
+
+func merge(a, b map[string]string) map[string]string {
+	if len(a)+len(b) == 0 {
+		return nil
+	}
+	out := maps.Clone(a)
+	if out == nil {
+		out = map[string]string{}
+	}
+	maps.Copy(out, b)
+	return out
+}
+
+// Outlives reports whether r names a time to live, from the time at, that ends after sb does.
+func (r *Resolved) Outlives(sb *sandboxer.Sandbox, at time.Time) bool {
+	return r.Asked.TTL > 0 && at.Add(r.Asked.TTL).After(sb.ExpiresAt)
+}
+
+// Idempotency is the key of r, as old as the sandbox, which says that r made it; nil without one.
+func (r *Resolved) Idempotency(sb *sandboxer.Sandbox) *sandboxer.IdempotencyKey {
+	if r.Key == "" {
+		return nil
+	}
+	return &sandboxer.IdempotencyKey{
+		Tenant: r.Tenant, Key: r.Key, Digest: r.Digest, SandboxID: sb.ID, Generation: sb.Generation, At: sb.CreatedAt,
+	}
+}
+
+// Record is the sandbox that r asks for, made at the time at, before it is priced. renews says
+// whether its backend's deadline can be moved.
+func (r *Resolved) Record(generation int, at time.Time, renews bool) *sandboxer.Sandbox {
+	sb := &sandboxer.Sandbox{
+		ID: r.ID, Generation: generation, Name: r.Name, Tenant: r.Tenant, Thread: r.Thread,
+		Profile: r.Spec.Profile.ID, Extension: r.Extension, Host: cmp.Or(r.Place, r.Spec.Host), Consumer: r.Spec.Consumer,
+		State: sandboxer.Creating, Spec: r.Spec, CreatedAt: at, ExpiresAt: at.Add(r.TTL),
+	}
+	if r.Shown != r.ID {
+		sb.ShownID = r.Shown
+	}
+	sb.Spec.Generation = generation
+	sb.Spec.Fuse = lifecycle.FirstFuse(sb.Spec.Profile, at, sb.ExpiresAt, renews)
+	for _, p := range r.Spec.Ports {
+		sb.Opened = append(sb.Opened, sandboxer.OpenPort{Port: p, Rev: 1})
+	}
+	if r.From != nil {
+		sb.RestoredFrom, sb.RestoredAs = r.From.ID, r.As
+	}
+	return sb
+}
