@@ -444,6 +444,25 @@ func TestHostsUnread(t *testing.T) {
 	})
 }
 
+// A compose program that does not say its version in time, as on a busy host, is not a missing one, and no other program
+// takes its place.
+func TestSlowProgram(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	if err := os.WriteFile(dir+"/timeout", []byte("#!/bin/sh\ncase \"$*\" in *'compose version'*) exit 124;; esac\nshift; exec \"$@\"\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for name, compose := range map[string]string{"fixed": "docker-compose", "any": ""} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, "docker-compose", 0)
+			r.cfg.ComposeCmd = compose
+			r.addHost(t, "host-1", docker(t), "PATH="+dir+":"+os.Getenv("PATH"))
+			_, err := r.opened(t, "slow"+name).Discover(t.Context(), "unknown")
+			kind(t, err, sandboxer.Unavailable, "host-1", "does not answer")
+		})
+	}
+}
+
 // The error for a request that cannot get a host says why: for the requested host, or for each. A
 // host that was not asked for is not waited for.
 func TestNoRoom(t *testing.T) {

@@ -59,16 +59,18 @@ root=$1; shift
 case $root in /*) ;; *) root=$HOME/$root;; esac
 mkdir -p -- "$root/.net" "$root/.taken" && chmod 700 -- "$root" && cd -P -- "$root" || exit 41
 echo "root=$(pwd -P)"
-# Programs of an engine that hangs do so, too: 124.
+# Programs of an engine that hangs do so, too: 124. A compose program only says its version, but on a busy host some
+# take long to load.
+limit=60
 within() {
 	if command -v timeout >/dev/null 2>&1; then
-		timeout 15 "$@"; c=$?
+		timeout $limit "$@"; c=$?
 		case $c in 137|143) c=124;; esac
 		return $c
 	fi
 	"$@" & p=$! c=0
 	while kill -0 $p 2>/dev/null; do
-		[ $((c+=1)) -le 15 ] || { kill -KILL $p; return 124; }
+		[ $((c+=1)) -le $limit ] || { kill -KILL $p; return 124; }
 		sleep 1
 	done
 	wait $p
@@ -76,12 +78,14 @@ within() {
 try() {
 	case $1 in podman*) e=podman;; *) e=docker;; esac
 	command -v "$1" >/dev/null 2>&1 && command -v $e >/dev/null 2>&1 || return 1
-	if [ $e-$2 = docker-compose ]; then v=$(within docker compose version --short 2>/dev/null) || return 1
-	else v=$(within "$@" version --short 2>/dev/null || within "$@" --version 2>/dev/null) || return 1; fi
+	v=$(within "$@" version --short 2>/dev/null); c=$?
+	[ $c = 0 ] || [ $c = 124 ] || [ $e-$2 = docker-compose ] || { v=$(within "$@" --version 2>/dev/null); c=$?; }
+	case $c in 0) ;; 124) exit 44;; *) return 1;; esac
 	echo "engine=$e"; echo "compose=$*"; echo "version=$(printf %s "$v" | grep -o '[0-9][0-9.]*' | head -n 1)"
 }
 if [ $# -gt 0 ]; then try "$@" || exit 42
 else try docker compose || try docker-compose || try podman-compose || exit 42; fi
+limit=15
 swap=no
 [ ! -r /proc/swaps ] || [ "$(wc -l </proc/swaps)" -le 1 ] || swap=yes
 if [ $e = docker ]; then
