@@ -150,7 +150,7 @@ func TestKilledInEveryCall(t *testing.T) {
 		t.Fatal(err)
 	}
 	process.NoRest(e)
-	b := backend.New("ext.test", e, backend.Options{})
+	b := backend.New("ext.test", e, backend.Options{Close: time.Minute})
 	t.Cleanup(func() {
 		if err := b.Close(); err != nil {
 			t.Error(err)

@@ -41,7 +41,7 @@ func newStreet(t testing.TB, broken ...string) *street {
 	var exts []manager.Extension
 	var profiles []sandboxer.Profile
 	add := func(name string, ext sandboxer.Extension, isolation []sandboxer.Isolation) string {
-		b := backend.New("ext."+name, ext, backend.Options{})
+		b := backend.New("ext."+name, ext, backend.Options{Close: time.Minute})
 		exts = append(exts, manager.Extension{Backend: b, Info: sandboxer.ExtensionInfo{ID: "ext." + name, Isolation: isolation, Capabilities: b.Capabilities()}})
 		profiles = append(profiles, sandboxer.Profile{ID: "profile." + name, Extension: "ext." + name, TTL: time.Hour})
 		return "profile." + name

@@ -135,7 +135,7 @@ func TestDescriptionIsKept(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := backend.New("ext.test", e, backend.Options{})
+	b := backend.New("ext.test", e, backend.Options{Close: time.Minute})
 	if err := b.Close(); err != nil {
 		t.Error(err)
 	}
@@ -148,7 +148,7 @@ func TestDescriptionIsKept(t *testing.T) {
 	if e, err = openProgram(t, dir, "o", p, nil); err != nil {
 		t.Fatal(err)
 	}
-	b = backend.New("ext.test", e, backend.Options{})
+	b = backend.New("ext.test", e, backend.Options{Close: time.Minute})
 	defer b.Close()
 	if !b.Can(sandboxer.CanProbe) {
 		t.Error("what the class can now is not known")
@@ -175,7 +175,7 @@ class Daemons:
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := backend.New("ext.test", e, backend.Options{})
+	b := backend.New("ext.test", e, backend.Options{Close: time.Minute})
 	h, err := b.Provision(t.Context(), specOf("d1"))
 	if err != nil {
 		t.Fatal(err)
@@ -245,7 +245,7 @@ class Stuck:
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := backend.New("ext.test", e, backend.Options{})
+	b := backend.New("ext.test", e, backend.Options{Close: time.Minute})
 	defer b.Close()
 	// once begins a provision, cancels it when it is stuck, and sees that its caller does not wait.
 	once := func(id string) {

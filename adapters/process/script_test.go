@@ -58,7 +58,7 @@ func scripted(t *testing.T, text string, config map[string]any) *backend.Backend
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := backend.New("ext.test", e, backend.Options{})
+	b := backend.New("ext.test", e, backend.Options{Close: time.Minute})
 	t.Cleanup(func() {
 		if err := b.Close(); err != nil {
 			t.Error(err)

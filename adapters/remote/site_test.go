@@ -62,7 +62,7 @@ func refusal(ctx context.Context, b *backend.Backend, spec sandboxer.Spec) error
 // opened is an extension behind a backend, closed when the test ends.
 func opened(t testing.TB, dir string, config map[string]any) *backend.Backend {
 	t.Helper()
-	b := backend.New("ext.remote", mustOpen(t, "test", dir, config), backend.Options{Inputs: Adapter.Inputs})
+	b := backend.New("ext.remote", mustOpen(t, "test", dir, config), backend.Options{Inputs: Adapter.Inputs, Close: time.Minute})
 	t.Cleanup(func() {
 		if err := b.Close(); err != nil {
 			t.Error(err)
