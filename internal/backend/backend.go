@@ -839,23 +839,26 @@ func (b *Backend) ListPorts(ctx context.Context, h sandboxer.Handle) (ports []in
 	return ports, nil
 }
 
-// printedPorts returns the ports of the table of sockets inside.
-func (b *Backend) printedPorts(ctx context.Context, h sandboxer.Handle) ([]int, error) {
+// printedPorts returns the ports of the tables of sockets inside. Each has its own bound: sockets that do not listen come
+// after those that do, so that many connections hide no listener.
+func (b *Backend) printedPorts(ctx context.Context, h sandboxer.Handle) (ports []int, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, b.opts.Short, errDeadline)
 	defer cancel()
-	out := &capture.First{Max: procnet.MaxBytes}
-	x, err := b.Exec(ctx, h, sandboxer.Cmd{Args: []string{"cat", "/proc/net/tcp", "/proc/net/tcp6"}, Dir: "/", Stdout: out})
-	if err != nil {
-		return nil, err
-	}
-	list, known := procnet.Listeners(strings.NewReader(out.String()))
-	if !known { // cat fails also where there is no IPv6
-		return nil, sandboxer.E(sandboxer.Unsupported, nil, "the sandbox does not show its table of sockets: cat /proc/net/tcp ended with code %d", x.Code).
-			WithHint("use an image that has cat")
-	}
-	ports := make([]int, len(list))
-	for i, l := range list {
-		ports[i] = l.Port
+	ports = []int{}
+	for i, file := range []string{"/proc/net/tcp", "/proc/net/tcp6"} {
+		out := &capture.First{Max: procnet.MaxBytes}
+		x, err := b.Exec(ctx, h, sandboxer.Cmd{Args: []string{"cat", file}, Dir: "/", Stdout: out})
+		if err != nil {
+			return nil, err
+		}
+		list, known := procnet.Listeners(strings.NewReader(out.String()))
+		if !known && i == 0 { // there may be no IPv6
+			return nil, sandboxer.E(sandboxer.Unsupported, nil, "the sandbox does not show its table of sockets: cat %s ended with code %d", file, x.Code).
+				WithHint("use an image that has cat")
+		}
+		for _, l := range list {
+			ports = append(ports, l.Port)
+		}
 	}
 	return ports, nil
 }

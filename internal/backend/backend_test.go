@@ -23,6 +23,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/backend"
+	"github.com/sand-boxer/sandboxer/internal/procnet"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -953,4 +954,40 @@ func (a archiver) Unarchive(_ context.Context, _ sandboxer.Handle, _ string, r i
 		_, _ = r.Read(make([]byte, 1))
 	}
 	return a.err
+}
+
+// A printer has commands that print what a file of /proc has.
+type printer struct {
+	plain
+	files map[string]string
+}
+
+func (p printer) Exec(_ context.Context, _ sandboxer.Handle, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
+	text, ok := p.files[cmd.Args[1]]
+	if cmd.Args[0] != "cat" || !ok {
+		return sandboxer.Exit{Code: 1}, nil
+	}
+	_, err := io.WriteString(cmd.Stdout, text)
+	return sandboxer.Exit{}, err
+}
+
+// Many connections over IPv4 hide no listener of IPv6.
+func TestPortsAmongConnections(t *testing.T) {
+	const title, row = "  sl  local_address rem_address   st\n", "   1: 0100007F:1F91 0100007F:0050 01\n"
+	files := map[string]string{
+		"/proc/net/tcp":  title + "   0: 0100007F:1F90 00000000:0000 0A\n" + strings.Repeat(row, procnet.MaxBytes/len(row)),
+		"/proc/net/tcp6": title + "   0: 00000000000000000000000001000000:0BB9 00000000000000000000000000000000:0000 0A\n",
+	}
+	b := backend.New("ext.test", &printer{files: files}, backend.Options{})
+	if ports, err := b.ListPorts(t.Context(), handle); err != nil || !slices.Equal(ports, []int{3001, 8080}) {
+		t.Errorf("ListPorts = %v, %v; want 3001 and 8080", ports, err)
+	}
+	delete(files, "/proc/net/tcp6") // without IPv6
+	if ports, err := b.ListPorts(t.Context(), handle); err != nil || !slices.Equal(ports, []int{8080}) {
+		t.Errorf("ListPorts = %v, %v; want 8080", ports, err)
+	}
+	delete(files, "/proc/net/tcp")
+	if ports, err := b.ListPorts(t.Context(), handle); sandboxer.KindOf(err) != sandboxer.Unsupported {
+		t.Errorf("ListPorts = %v, %v; want unsupported", ports, err)
+	}
 }

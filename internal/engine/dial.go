@@ -12,16 +12,26 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/procnet"
 )
 
+// tables prints $2 bytes of each table of the sockets in the network of process $1, as in /proc. Sockets that listen come
+// first there, so the others hide none of them.
+const tables = `
+tables() {
+	for t in tcp tcp6; do
+		head -c "$2" "/proc/$1/net/$t" 2>/dev/null
+		echo
+	done
+}
+`
+
 // nearScript prints which of the addresses $2… are on a network of the host itself (elsewhere
 // that address belongs to another machine), and the sockets that listen in the network of process
 // $1, as in /proc.
-const nearScript = `
-p=$1; shift
+const nearScript = tables + `p=$1; shift
 for a; do
 	r=$(ip route get "$a" 2>/dev/null) || continue
 	case $r in ""|*" via "*) ;; *) echo "near $a";; esac
 done
-cat "/proc/$p/net/tcp" "/proc/$p/net/tcp6" 2>/dev/null
+tables "$p" 1048576
 exit 0`
 
 // An Endpoint is a port of a container.
@@ -98,11 +108,9 @@ func listening(said string, port int) (known, loopback, wide bool) {
 }
 
 // socketsScript prints, for every named process, its number and the tables of its sockets.
-const socketsScript = `
-for p; do
+const socketsScript = tables + `for p; do
 	echo "process $p"
-	cat "/proc/$p/net/tcp" "/proc/$p/net/tcp6" 2>/dev/null | head -c 65536
-	echo
+	tables "$p" 65536
 done
 exit 0`
 

@@ -23,6 +23,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/engine/enginetest"
+	"github.com/sand-boxer/sandboxer/internal/procnet"
 	"github.com/sand-boxer/sandboxer/internal/sshrun"
 	"github.com/sand-boxer/sandboxer/internal/sshrun/sshtest"
 )
@@ -655,4 +656,33 @@ func TestImages(t *testing.T) {
 			t.Error("what is not JSON is read")
 		}
 	})
+}
+
+// Many connections over IPv4 hide no listener of IPv6.
+func TestListenersAmongConnections(t *testing.T) {
+	t.Parallel()
+	v6, err := net.Listen("tcp", "[::1]:0")
+	if err != nil {
+		t.Skipf("there is no IPv6: %v", err)
+	}
+	defer v6.Close()
+	v4, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer v4.Close()
+	for range 600 {
+		c, err := net.Dial("tcp", v4.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+	}
+	here := Container{ID: "here"}
+	here.State.Running, here.State.Pid = true, os.Getpid()
+	all, err := there(t, "docker", nil).Listeners(t.Context(), []Container{here})
+	port := v6.Addr().(*net.TCPAddr).Port
+	if err != nil || !slices.ContainsFunc(all["here"], func(l procnet.Listener) bool { return l.Port == port && l.Loopback }) {
+		t.Errorf("Listeners = %v, %v; want port %d", all["here"], err, port)
+	}
 }

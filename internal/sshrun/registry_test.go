@@ -64,6 +64,9 @@ func TestProbeEnds(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	_, err := h.Probe(ctx)
+	for ctx.Err() == nil && err != nil && strings.Contains(err.Error(), "cannot be reached") { // the login alone took over a second
+		_, err = h.Probe(ctx)
+	}
 	if ctx.Err() != nil || sandboxer.KindOf(err) != sandboxer.Unavailable || !strings.Contains(err.Error(), "did not finish within 6s") {
 		t.Errorf("%v; the test's own time is over: %v", err, ctx.Err())
 	}
