@@ -150,7 +150,7 @@ func (x *extension) Renew(ctx context.Context, h sandboxer.Handle, until time.Ti
 // EstimateCost implements sandboxer.Quoter.
 func (x *extension) EstimateCost(_ context.Context, _ sandboxer.Spec, d time.Duration) (*sandboxer.MeterQuote, error) {
 	if !x.cfg.Bill {
-		return &sandboxer.MeterQuote{Duration: d, Detail: said + ", and nothing is billed"}, nil
+		return &sandboxer.MeterQuote{Duration: d, Detail: said + "; nothing is billed"}, nil
 	}
 	q := sandboxer.MeterQuote{Setup: x.cfg.Setup, PerHour: x.cfg.PerHour, Duration: d, Detail: said}
 	q.Amount = q.For(d)

@@ -39,7 +39,7 @@ func (c *Config) Validate() error {
 }
 
 const (
-	said      = "a stub of a hosted service: no command runs in it" // in plans, quotes and sandboxes
+	said      = "a stub of a hosted service, in which no command runs" // in plans, quotes and sandboxes
 	inputNote = "note"
 
 	tagSnapshot, tagOwner = "snapshot", "snapshot-owner" // of a snapshot, in addition to those of its sandbox

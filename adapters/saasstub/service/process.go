@@ -55,7 +55,13 @@ func run(ctx context.Context, dir string, idle time.Duration) error {
 		return err
 	}
 	defer lock.Release()
-	held, err := os.Stat(lockName)
+	if err := lock.File().Truncate(0); err != nil {
+		return err
+	}
+	if _, err := fmt.Fprintln(lock.File(), os.Getpid()); err != nil { // for people
+		return err
+	}
+	held, err := lock.File().Stat()
 	if err != nil {
 		return err
 	}
