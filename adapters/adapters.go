@@ -9,6 +9,7 @@ import (
 	"github.com/sand-boxer/sandboxer/adapters/local"
 	"github.com/sand-boxer/sandboxer/adapters/process"
 	"github.com/sand-boxer/sandboxer/adapters/remote"
+	"github.com/sand-boxer/sandboxer/adapters/saasstub"
 	"github.com/sand-boxer/sandboxer/adapters/vmpacker"
 )
 
@@ -21,6 +22,7 @@ func All() []sandboxer.Adapter {
 		docker.Adapter,
 		process.Adapter,
 		remote.Adapter,
+		saasstub.Adapter,
 		vmpacker.Adapter,
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 
 	"github.com/sand-boxer/sandboxer/adapters/local/runner"
+	"github.com/sand-boxer/sandboxer/adapters/saasstub/service"
 	"github.com/sand-boxer/sandboxer/agent"
 )
 
@@ -14,6 +15,9 @@ import (
 func playRole() {
 	if runner.IsChild() {
 		runner.Main()
+	}
+	if service.IsChild() {
+		service.Main()
 	}
 	if filepath.Base(os.Args[0]) == "sandboxer-agent" {
 		os.Exit(agent.Main(os.Args[1:]))

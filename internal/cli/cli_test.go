@@ -24,6 +24,7 @@ import (
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/adapters"
 	"github.com/sand-boxer/sandboxer/adapters/fake"
+	"github.com/sand-boxer/sandboxer/adapters/saasstub/service"
 	"github.com/sand-boxer/sandboxer/extension"
 )
 
@@ -34,6 +35,9 @@ const noRaceSleep = "atexit_sleep_ms=0"
 // TestMain makes the test binary a sandboxer whose only adapter is the fake. A
 // server that a command starts in the background is the test binary again.
 func TestMain(m *testing.M) {
+	if service.IsChild() { // of sandboxer-real
+		service.Main()
+	}
 	testscript.Main(m, map[string]func(){
 		"sandboxer": func() { os.Exit(testProgram().main()) },
 		"sandboxer-all": func() {

@@ -106,7 +106,7 @@ var arrows = map[string][]string{
 	"docs":                       {},
 	"registry":                   {},
 	"sdk/python":                 {},
-	"cmd/sandboxer":              {"adapters/local/runner", "agent", "internal/cli"},
+	"cmd/sandboxer":              {"adapters/local/runner", "adapters/saasstub/service", "agent", "internal/cli"},
 	"cmd/sandboxer-agent":        {"agent"},
 	"cmd/sandboxer-egress":       {"internal/egress/gateway"},
 	"cmd/sandboxer-runner":       {"adapters/local/runner"},
@@ -114,6 +114,7 @@ var arrows = map[string][]string{
 	"internal/engine/enginetest": {"internal/halfclose"},
 	"internal/program":           {"."},
 	"internal/hosts":             {"."},
+	"internal/hosted":            {".", "internal/capture", "internal/hosts", "internal/strictjson"},
 	"internal/images/...":        {".", "internal/filelock", "internal/images", "internal/strictjson", "internal/wholefile"},
 
 	"agent/proto/...": {"agent/proto/..."},
@@ -123,7 +124,7 @@ var arrows = map[string][]string{
 var overSSH = []string{"composessh", "docker", "vmpacker"}
 
 // adapterMay is what every adapter may import besides packages below its own.
-var adapterMay = []string{".", "agent", "internal/capture", "internal/egress", "internal/engine", "internal/execfiles", "internal/filelock", "internal/hosts", "internal/images", "internal/inside", "internal/marked", "internal/mounts", "internal/namespaces", "internal/notes", "internal/notices", "internal/procnet", "internal/procs", "internal/program", "internal/protocol", "internal/safetar", "internal/strictjson", "internal/subprocess", "internal/usernet", "internal/usernet/tap", "internal/users", "internal/wholefile", "sdk/python"}
+var adapterMay = []string{".", "agent", "internal/capture", "internal/egress", "internal/engine", "internal/execfiles", "internal/filelock", "internal/hosted", "internal/hosts", "internal/images", "internal/inside", "internal/marked", "internal/mounts", "internal/namespaces", "internal/notes", "internal/notices", "internal/procnet", "internal/procs", "internal/program", "internal/protocol", "internal/safetar", "internal/strictjson", "internal/subprocess", "internal/usernet", "internal/usernet/tap", "internal/users", "internal/wholefile", "sdk/python"}
 
 // owners says who alone may import a dependency directly. Tests may import more.
 var owners = map[string][]string{

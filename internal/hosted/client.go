@@ -1,0 +1,161 @@
+// Package hosted is what adapters for hosted services share. A Client sends requests and gives every failure a kind.
+// Sandboxes makes each sandbox once, and finds it again after an answer was lost: many services have neither names that
+// the caller chooses nor keys of requests.
+package hosted
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"iter"
+	"net"
+	"net/http"
+	"net/url"
+	"strconv"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/capture"
+	"github.com/sand-boxer/sandboxer/internal/strictjson"
+)
+
+// CheckURL refuses, as Invalid, a service's URL that is not https, unless it leads to this machine's loopback.
+func CheckURL(text string) error {
+	u, err := url.Parse(text)
+	if err != nil || u.Host == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" {
+		return sandboxer.E(sandboxer.Invalid, nil, "want https://host, without a user, a query and a fragment")
+	}
+	here := u.Hostname() == "localhost" || net.ParseIP(u.Hostname()).IsLoopback()
+	if u.Scheme != "https" && (u.Scheme != "http" || !here) {
+		return sandboxer.E(sandboxer.Invalid, nil, "want https://, or http:// and an address of this machine's loopback")
+	}
+	return nil
+}
+
+// A Client sends JSON to one service. It follows no redirect, which would take the token elsewhere.
+type Client struct {
+	Base  string           // URL of the service, without a slash at its end
+	Token sandboxer.Secret // bearer token; empty if the service wants none
+	// Refusals are the statuses by which the service refuses a request and changes nothing, with their kinds. After any other
+	// failure it is not known whether something was done.
+	Refusals map[int]sandboxer.Kind
+
+	http http.Client
+}
+
+// Open prepares c. dial, if not nil, opens its connections.
+func (c *Client) Open(dial func(ctx context.Context, network, address string) (net.Conn, error)) *Client {
+	c.http = http.Client{
+		Transport:     &http.Transport{DialContext: dial, DisableKeepAlives: true, MaxResponseHeaderBytes: 64 << 10},
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}
+	return c
+}
+
+const (
+	answerTime = 10 * time.Second // for one answer
+	maxAnswer  = 4 << 20          // of an answer, in bytes
+	maxText    = 500              // of what a service says in an error, in bytes
+	maxAfter   = time.Hour        // of what it says when to try again
+)
+
+// Call sends one request with body as JSON, and reads the answer. Kinds: those of c.Refusals, with Error.Untouched set;
+// Unavailable if there is no answer, or another one. An answer takes ten seconds at most.
+func Call[T any](ctx context.Context, c *Client, method, path string, body any) (out T, err error) {
+	data, err := json.Marshal(body)
+	if err != nil {
+		return out, err
+	}
+	bounded, cancel := context.WithTimeout(ctx, answerTime)
+	defer cancel()
+	req, err := http.NewRequestWithContext(bounded, method, c.Base+path, bytes.NewReader(data))
+	if err != nil {
+		return out, err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	if c.Token != "" {
+		req.Header.Set("Authorization", "Bearer "+string(c.Token))
+	}
+	res, err := c.http.Do(req)
+	if err == nil {
+		defer res.Body.Close()
+		data, err = io.ReadAll(io.LimitReader(res.Body, maxAnswer))
+	}
+	if err != nil {
+		return out, noAnswer(ctx, err)
+	}
+	if res.StatusCode/100 != 2 {
+		return out, c.failure(res, data)
+	}
+	if _, err := strictjson.DecodeStored(data, &out); err != nil {
+		return out, sandboxer.E(sandboxer.Unavailable, err, "the service answers something that cannot be read").WithHint("see whether the URL leads to the service")
+	}
+	return out, nil
+}
+
+// noAnswer is the error for a request without an answer.
+func noAnswer(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	if e, ok := errors.AsType[*sandboxer.Error](err); ok { // of dial
+		return e
+	}
+	e := sandboxer.E(sandboxer.Unavailable, err, "the service does not answer").WithHint("see whether the service runs, and try again later")
+	if op, ok := errors.AsType[*net.OpError](err); ok && op.Op == "dial" {
+		return sandboxer.Untouched(e)
+	}
+	return e
+}
+
+// failure is the error for an answer that is none.
+func (c *Client) failure(res *http.Response, body []byte) error {
+	kind, refused := c.Refusals[res.StatusCode]
+	if !refused {
+		kind = sandboxer.Unavailable
+	}
+	var said struct {
+		Message string `json:"message"`
+	}
+	_ = json.Unmarshal(body, &said) // a proxy may have answered
+	e := sandboxer.E(kind, nil, "the service answers %d: %s", res.StatusCode, capture.Text(said.Message, maxText))
+	switch {
+	case res.StatusCode == http.StatusUnauthorized, res.StatusCode == http.StatusForbidden:
+		e.WithHint("an administrator sets another token in the extension's file")
+	case kind == sandboxer.Unavailable, kind == sandboxer.Exhausted:
+		after, _ := strconv.Atoi(res.Header.Get("Retry-After")) // a date, which is rare, is not read
+		e.WithHint("try again later").RetryAfter = time.Duration(min(max(after, 0), int(maxAfter/time.Second))) * time.Second
+	}
+	if refused {
+		return sandboxer.Untouched(e)
+	}
+	return e
+}
+
+// maxPages bounds a listing: a service that names the next page for ever is not followed for ever.
+const maxPages = 1000
+
+// Pages yields the items of a listing, page after page. fetch gets what the page before named as the next one, or "".
+func Pages[T any](fetch func(next string) (items []T, following string, err error)) iter.Seq2[T, error] {
+	return func(yield func(T, error) bool) {
+		next := ""
+		for range maxPages {
+			items, following, err := fetch(next)
+			if err != nil {
+				yield(*new(T), err)
+				return
+			}
+			for _, item := range items {
+				if !yield(item, nil) {
+					return
+				}
+			}
+			if next = following; next == "" {
+				return
+			}
+		}
+		yield(*new(T), sandboxer.E(sandboxer.Unavailable, nil, "the listing of the service has more than %d pages", maxPages))
+	}
+}

@@ -1,0 +1,279 @@
+package hosted
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"iter"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/hosts"
+)
+
+// Sandboxes are the sandboxes of one extension at a hosted service. An adapter embeds it and gets Teardown, IsAlive, Discover
+// and ListRunning. The service finds a sandbox by its tags: owner, extension, ID, generation and fuse.
+//
+// Before a create, the note <id>.g<generation> says that there may be something; after it, the note says what. While an answer is
+// missing and the listing may still lag, nothing is called absent.
+type Sandboxes struct {
+	Env    sandboxer.Env
+	Settle time.Duration // how long the listing may lag behind a create
+
+	// List yields the sandboxes that have all these tags. It may lag, and Get decides.
+	List func(ctx context.Context, tags map[string]string) iter.Seq2[Object, error]
+	// Get returns the sandbox of a name. Kind: NotFound if it does not exist.
+	Get func(ctx context.Context, ref string) (Object, error)
+	// Delete removes the sandbox of a name. Kind: NotFound if it does not exist.
+	Delete func(ctx context.Context, ref string) error
+}
+
+// An Object is a sandbox as the service knows it.
+type Object struct {
+	Ref  string // the service's name for it
+	Tags map[string]string
+}
+
+// prefix begins the names of our tags.
+const prefix = "sandboxer-"
+
+const tagFuse = prefix + "fuse"
+
+// FuseTag returns the tag that keeps a fuse, by our clock. The service itself gets a lifetime, since its clock may be another.
+func FuseTag(fuse time.Time) map[string]string {
+	return map[string]string{tagFuse: fuse.Format(time.RFC3339Nano)}
+}
+
+// Lifetime is the time that is left until the fuse, at least a millisecond, or longest if there is none.
+func Lifetime(fuse time.Time, longest time.Duration) time.Duration {
+	if fuse.IsZero() {
+		return longest
+	}
+	return max(time.Until(fuse), time.Millisecond)
+}
+
+// Handle is the handle of an object; ok is false if it is not one of this extension's for owner.
+func (s *Sandboxes) Handle(o Object, owner string) (h sandboxer.Handle, ok bool) {
+	m, ok := hosts.ReadMark(prefix, o.Tags)
+	return sandboxer.Handle{SandboxID: m.ID, Generation: m.Generation, Ref: o.Ref}, ok && m.Owner == owner && m.Extension == s.Env.Extension
+}
+
+// An attempt is the content of a note.
+type attempt struct {
+	At  time.Time `json:"at"`            // before the request, or when its answer was given up
+	Ref string    `json:"ref,omitempty"` // from the answer
+}
+
+func noteOf(h sandboxer.Handle) string { return h.SandboxID + ".g" + strconv.Itoa(h.Generation) }
+
+// attempts returns the attempts at h by note; generation 0 means all.
+func (s *Sandboxes) attempts(ctx context.Context, h sandboxer.Handle) (map[string]attempt, error) {
+	keys, found := []string{noteOf(h)}, map[string]attempt{}
+	if h.Generation == 0 {
+		var err error
+		if keys, err = s.Env.Notes.List(ctx); err != nil {
+			return nil, err
+		}
+	}
+	for _, key := range keys {
+		if id, _, _ := strings.Cut(key, "."); id != h.SandboxID {
+			continue
+		}
+		n, err := s.Env.Notes.Get(ctx, key)
+		if sandboxer.KindOf(err) == sandboxer.NotFound {
+			continue
+		}
+		var a attempt
+		if err == nil {
+			err = json.Unmarshal(n.Value, &a)
+		}
+		if err != nil {
+			return nil, err
+		}
+		found[key] = a
+	}
+	return found, nil
+}
+
+func (s *Sandboxes) note(ctx context.Context, h sandboxer.Handle, a attempt) error {
+	data, err := json.Marshal(a)
+	if err != nil {
+		return err
+	}
+	return s.Env.Notes.Put(ctx, noteOf(h), data)
+}
+
+// Make makes the sandbox of spec by create, which gets its tags, or finds it. It is idempotent as Provision is. Kinds: those
+// of create; Unavailable while it is not known whether an earlier create made something.
+func (s *Sandboxes) Make(ctx context.Context, spec sandboxer.Spec, create func(ctx context.Context, tags map[string]string) (Object, error)) (none sandboxer.Handle, err error) {
+	if err := ctx.Err(); err != nil {
+		return none, err
+	}
+	unlock, err := s.Env.Notes.Lock(ctx, spec.ID)
+	if err != nil {
+		return none, err
+	}
+	defer unlock()
+	// Each request is bounded. Its effect must not come after the teardown that follows when the caller leaves.
+	ctx = context.WithoutCancel(ctx)
+	h := sandboxer.Handle{SandboxID: spec.ID, Generation: spec.Generation}
+	o, err := s.Find(ctx, h)
+	if sandboxer.KindOf(err) != sandboxer.NotFound {
+		h.Ref = o.Ref
+		return h, err
+	}
+	a := attempt{At: time.Now()}
+	if err := s.note(ctx, h, a); err != nil {
+		return none, err
+	}
+	tags := hosts.Mark{Owner: spec.Owner, Extension: s.Env.Extension, ID: spec.ID, Generation: spec.Generation}.Labels(prefix)
+	tags[tagFuse] = FuseTag(spec.Fuse)[tagFuse]
+	o, err = create(ctx, tags)
+	switch {
+	case sandboxer.IsUntouched(err):
+		if forget := s.Env.Notes.Delete(ctx, noteOf(h)); forget != nil {
+			return none, forget
+		}
+		return none, err
+	case err != nil: // without an answer, the sandbox may exist all the same
+		a.At = time.Now()
+		if o, _ = s.Find(ctx, h); o.Ref == "" {
+			_ = s.note(ctx, h, a) // the earlier time is there already
+			return none, err
+		}
+	}
+	h.Ref, a.Ref = o.Ref, o.Ref
+	if err := s.note(ctx, h, a); err != nil {
+		return none, err
+	}
+	return h, nil
+}
+
+// objects returns what exists of h. Notes and listing name it, and a look at each proves it.
+func (s *Sandboxes) objects(ctx context.Context, h sandboxer.Handle) (found []Object, err error) {
+	attempts, err := s.attempts(ctx, h)
+	if err != nil {
+		return nil, err
+	}
+	refs := map[string]bool{h.Ref: true}
+	for _, a := range attempts {
+		refs[a.Ref] = true
+	}
+	for o, err := range s.List(ctx, hosts.Mark{Owner: s.Env.Owner, Extension: s.Env.Extension, ID: h.SandboxID, Generation: h.Generation}.Labels(prefix)) {
+		if err != nil {
+			return nil, err
+		}
+		refs[o.Ref] = true
+	}
+	delete(refs, "")
+	for ref := range refs {
+		o, err := s.Get(ctx, ref)
+		is, ours := s.Handle(o, s.Env.Owner)
+		switch {
+		case sandboxer.KindOf(err) == sandboxer.NotFound:
+		case err != nil:
+			return nil, err
+		case ours && is.SandboxID == h.SandboxID && (h.Generation == 0 || is.Generation == h.Generation):
+			found = append(found, o)
+			delete(attempts, noteOf(is))
+		}
+	}
+	for _, a := range attempts {
+		if wait := min(s.Settle-time.Since(a.At), s.Settle); a.Ref == "" && wait > 0 {
+			e := sandboxer.E(sandboxer.Unavailable, nil, "a create had no answer, and the service may still show what it made").WithHint("try again in %s", s.Settle)
+			e.RetryAfter = wait
+			return nil, e
+		}
+	}
+	return found, nil
+}
+
+// Find returns the sandbox of h, the newest if h has no generation. Kinds: NotFound; Unavailable also while a create may
+// still come to light.
+func (s *Sandboxes) Find(ctx context.Context, h sandboxer.Handle) (newest Object, err error) {
+	var found []Object
+	if h.Ref != "" && h.Generation != 0 { // what is known need not be looked for
+		o, err := s.Get(ctx, h.Ref)
+		if err != nil && sandboxer.KindOf(err) != sandboxer.NotFound {
+			return newest, err
+		}
+		if is, ours := s.Handle(o, s.Env.Owner); ours && is.SandboxID == h.SandboxID && is.Generation == h.Generation {
+			found = append(found, o)
+		}
+	} else if found, err = s.objects(ctx, h); err != nil {
+		return newest, err
+	}
+	last := 0
+	for _, o := range found {
+		if is, _ := s.Handle(o, s.Env.Owner); is.Generation > last || is.Generation == last && o.Ref < newest.Ref {
+			newest, last = o, is.Generation
+		}
+	}
+	if newest.Ref == "" {
+		err = sandboxer.E(sandboxer.NotFound, nil, "the service has no sandbox %s", h.SandboxID)
+	}
+	return newest, err
+}
+
+// Teardown implements sandboxer.Extension.
+func (s *Sandboxes) Teardown(ctx context.Context, h sandboxer.Handle) (report sandboxer.CleanupReport, err error) {
+	if err := ctx.Err(); err != nil {
+		return report, err
+	}
+	unlock, err := s.Env.Notes.Lock(ctx, h.SandboxID) // a create under way ends first
+	if err != nil {
+		return report, err
+	}
+	defer unlock()
+	found, err := s.objects(ctx, h)
+	if err != nil {
+		return report, err
+	}
+	for _, o := range found {
+		if err := s.Delete(ctx, o.Ref); err != nil && sandboxer.KindOf(err) != sandboxer.NotFound {
+			return report, err
+		}
+		report.Removed = append(report.Removed, "sandbox "+o.Ref+" of "+s.Env.Extension)
+	}
+	attempts, err := s.attempts(ctx, h)
+	for key := range attempts {
+		err = cmp.Or(err, s.Env.Notes.Delete(ctx, key))
+	}
+	return report, err
+}
+
+// IsAlive implements sandboxer.Prober.
+func (s *Sandboxes) IsAlive(ctx context.Context, h sandboxer.Handle) (sandboxer.Liveness, error) {
+	switch _, err := s.Find(ctx, h); sandboxer.KindOf(err) {
+	case "":
+		return sandboxer.Alive, nil
+	case sandboxer.NotFound:
+		return sandboxer.Gone, nil
+	default:
+		return sandboxer.Unknown, err
+	}
+}
+
+// Discover implements sandboxer.Discoverer.
+func (s *Sandboxes) Discover(ctx context.Context, id string) (sandboxer.Found, error) {
+	o, err := s.Find(ctx, sandboxer.Handle{SandboxID: id})
+	if err != nil {
+		return sandboxer.Found{}, err
+	}
+	h, _ := s.Handle(o, s.Env.Owner)
+	fuse, _ := time.Parse(time.RFC3339Nano, o.Tags[tagFuse]) // zero, not known, if it cannot be read
+	return sandboxer.Found{Handle: h, Fuse: fuse}, nil
+}
+
+// ListRunning implements sandboxer.Lister.
+func (s *Sandboxes) ListRunning(ctx context.Context, owner string) iter.Seq2[sandboxer.Handle, error] {
+	return func(yield func(sandboxer.Handle, error) bool) {
+		for o, err := range s.List(ctx, hosts.Mark{Owner: owner, Extension: s.Env.Extension}.Labels(prefix)) {
+			if h, ok := s.Handle(o, owner); (ok || err != nil) && !yield(h, err) {
+				return
+			}
+		}
+	}
+}
