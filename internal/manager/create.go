@@ -83,6 +83,9 @@ func (m *Manager) Plan(ctx context.Context, req sandboxer.CreateRequest) (Plan, 
 	if err := o.boundDisk(sb); err != nil {
 		return Plan{}, err
 	}
+	if err := o.checkSecrets(ctx); err != nil {
+		return Plan{}, err
+	}
 	if err := o.checkBackend(ctx, sb); err != nil {
 		return Plan{}, err
 	}
