@@ -54,6 +54,10 @@ type Env struct {
 	// extension) has them too: the hello carries the key that seals them, and the process keeps them in Dir itself. They
 	// are nil if the server there is older than they are.
 	Notes Notes
+	// Secret returns the value of a secret that is kept sealed in the database, with the version in ref, or the newest. In
+	// a `config:` block ${secret:NAME} stands for one of the operator's. It is nil if no secrets are kept, and in an
+	// extension in another process. Kinds: NotFound, Failed if it cannot be opened any more, Unavailable.
+	Secret func(ctx context.Context, ref SecretRef) (Secret, error)
 	// Decode fills a config struct from the file's `config:` block and keeps the values of fields that
 	// the block leaves out. Unknown keys and wrong types fail with file, line and column.
 	Decode func(v any) error

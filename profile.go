@@ -18,7 +18,9 @@ type Profile struct {
 	Command     []string          `json:"command,omitempty"`
 	Env         map[string]string `json:"env,omitempty"`
 	Labels      map[string]string `json:"labels,omitempty"`
-	Limits      Limits            `json:"limits,omitzero"` // for requests that set none
+	// Secrets are the names of the tenant's secrets that a request may use; none if empty.
+	Secrets []string `json:"secrets,omitempty"`
+	Limits  Limits   `json:"limits,omitzero"` // for requests that set none
 	// MaxLimits are the most that callers without the admin scope may ask for. Where it has no value,
 	// Limits is the bound; where that has none either, the extension's default is (Limiter).
 	MaxLimits Limits            `json:"max_limits,omitzero"`

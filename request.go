@@ -18,6 +18,7 @@ type CreateRequest struct {
 	Consumer Consumer          `json:"consumer,omitzero" doc:"Requester, for attribution"`
 	Labels   map[string]string `json:"labels,omitempty"`
 	Env      map[string]string `json:"env,omitempty" doc:"Environment of the sandbox's processes; never returned"`
+	Secrets  map[string]string `json:"secrets,omitempty" doc:"Environment variables whose values are secrets of the tenant: the name of a secret, by variable. The profile lists the secrets that may be used. A sandbox keeps the version that it was created with"`
 	Limits   Limits            `json:"limits,omitzero"`
 	Network  *NetworkPolicy    `json:"network,omitempty"`
 	Command  []string          `json:"command,omitempty" doc:"Main process"`

@@ -45,14 +45,17 @@ type Sandbox struct {
 	Fault   Kind   `json:"fault,omitempty"`   // kind of error of a failed create, to answer a repeated request alike
 	Hint    string `json:"hint,omitempty"`    // hint of that error
 
-	Spec         Spec           `json:"spec"`
-	SealedEnv    []byte         `json:"-"` // Spec.Env, encrypted by the manager
-	Handle       Handle         `json:"handle"`
-	Reachability Reachability   `json:"reachability,omitzero"`
-	Opened       []OpenPort     `json:"opened,omitempty"` // ports that the port proxy serves
-	Cleanup      *CleanupReport `json:"cleanup,omitempty"`
-	Quote        MeterQuote     `json:"quote,omitzero"` // price at creation: later price changes do not affect it
-	Cost         Credits        `json:"cost,omitempty"` // charged so far; final once terminated
+	Spec      Spec   `json:"spec"`
+	SealedEnv []byte `json:"-"` // Spec.Env, encrypted by the manager
+	// Secrets are environment variables, added to Spec.Env, whose values are the secrets that they name. The version does
+	// not change while the sandbox lives.
+	Secrets      map[string]SecretRef `json:"secrets,omitempty"`
+	Handle       Handle               `json:"handle"`
+	Reachability Reachability         `json:"reachability,omitzero"`
+	Opened       []OpenPort           `json:"opened,omitempty"` // ports that the port proxy serves
+	Cleanup      *CleanupReport       `json:"cleanup,omitempty"`
+	Quote        MeterQuote           `json:"quote,omitzero"` // price at creation: later price changes do not affect it
+	Cost         Credits              `json:"cost,omitempty"` // charged so far; final once terminated
 
 	// RestoredFrom is the snapshot that the sandbox was restored from, RestoredAs the form that was
 	// used: native or portable.
@@ -281,6 +284,7 @@ const (
 	EventQuarantine EventType = "quarantine"
 	EventSnapshot   EventType = "snapshot" // a snapshot was begun, sealed or dropped
 	EventKey        EventType = "key"      // an API key was made or revoked
+	EventSecret     EventType = "secret"   // a secret was set or removed
 	EventWarning    EventType = "warning"  // an operator should look at it
 )
 

@@ -24,6 +24,8 @@ type SnapshotRecord struct {
 
 	Spec      Spec   `json:"spec"` // of the sandbox, at that time
 	SealedEnv []byte `json:"-"`    // Spec.Env, encrypted by the manager
+	// Secrets are those of the sandbox, in the same versions.
+	Secrets map[string]SecretRef `json:"secrets,omitempty"`
 
 	Kind    SnapshotKind    `json:"kind"`
 	Purpose SnapshotPurpose `json:"purpose,omitempty"`

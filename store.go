@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Store keeps the database: sandboxes, their history, snapshots, the ledger, idempotency keys and
+// Store keeps the database: sandboxes, their history, snapshots, the ledger, secrets, idempotency keys and
 // API keys. Package sqlstore implements it; package internal/storetest is its
 // conformance suite.
 //
@@ -18,7 +18,8 @@ type Store interface {
 	// CreateSandbox inserts sb with Version 1, setting sb.Version. Conflict when a
 	// live sandbox has that ID, or that (tenant, shown ID) or (tenant, name);
 	// sb.Generation must be larger than that of every earlier sandbox of the ID, or
-	// Conflict.
+	// Conflict. Each of sb.Secrets with Version 0 gets the newest version, here too. NotFound if a secret or a version
+	// does not exist; Invalid if it is another tenant's.
 	CreateSandbox(ctx context.Context, sb *Sandbox, w Writes) error
 	// UpdateSandbox writes sb if the stored version equals sb.Version and raises it
 	// (in sb too). Otherwise it returns Conflict and writes nothing, not even w.
@@ -75,6 +76,16 @@ type Store interface {
 	// do not sum to zero, what is still on hold (positive).
 	OpenHolds(ctx context.Context) ([]OpenHold, error)
 
+	// Secret returns one version of a secret, the newest for a Version of 0. NotFound.
+	Secret(ctx context.Context, ref SecretRef) (SecretRecord, error)
+	// Secrets returns the newest version of each secret of the tenant ("" for the operator's), sorted by name, without
+	// Sealed. There are at most MaxSecrets.
+	Secrets(ctx context.Context, tenant string) ([]SecretRecord, error)
+	// NextSecretVersion returns a version that Writes.Secret takes, if nothing changes meanwhile.
+	NextSecretVersion(ctx context.Context, tenant, name string) (int64, error)
+	// ForgetSecretVersions removes all versions that are not the newest and that no live sandbox or snapshot refers to.
+	ForgetSecretVersions(ctx context.Context) error
+
 	// PutAPIKey inserts or replaces k by ID.
 	PutAPIKey(ctx context.Context, k APIKey) error
 	// APIKey returns the key with that ID, or NotFound.
@@ -113,6 +124,13 @@ type Writes struct {
 	// profile above the bound, nothing is written and the error is Exhausted, with a FullError as its
 	// cause (Room.Check). Any other reason to refuse the transaction takes precedence.
 	Room *Room
+	// Secret is inserted as a new version of its secret. Versions that are older, and that no live sandbox or snapshot
+	// refers to, are removed. Conflict unless its Version is above all that are kept or referred to; Exhausted above
+	// MaxSecrets or MaxSecretVersions.
+	Secret *SecretRecord
+	// NoSecret removes a secret. NotFound if there is none; Conflict, with a message that names them, if live sandboxes or
+	// snapshots refer to it, unless Force is set. A damaged record of the tenant counts as one that refers to everything.
+	NoSecret *SecretRemoval
 }
 
 // IdempotencyKey records the request that was made under a caller's key.

@@ -16,6 +16,30 @@ type CreatedKey struct {
 	Key   Key    `json:"key"`
 }
 
+// Secret describes a secret. Its value is never returned.
+type Secret struct {
+	Name      string    `json:"name" example:"registry-token"`
+	Version   int64     `json:"version" example:"2" doc:"The newest one"`
+	Versions  int       `json:"versions" example:"1" doc:"How many versions are kept: older ones as long as a sandbox or a snapshot needs them"`
+	CreatedAt time.Time `json:"created_at" doc:"When the newest version was set"`
+}
+
+// NewSecret converts r to its public form.
+func NewSecret(r sandboxer.SecretRecord) Secret {
+	return Secret{Name: r.Name, Version: r.Version, Versions: r.Versions, CreatedAt: r.CreatedAt}
+}
+
+// SetSecret carries the value of a secret.
+type SetSecret struct {
+	Value string `json:"value" example:"…" doc:"Text of 1 to 65536 bytes without NUL"`
+}
+
+// SecretUse is the secret that a sandbox has in an environment variable.
+type SecretUse struct {
+	Name    string `json:"name" example:"registry-token"`
+	Version int64  `json:"version" example:"2" doc:"The one that it was created with"`
+}
+
 // Balance is a tenant's balance.
 type Balance struct {
 	Tenant  string  `json:"tenant" example:"default"`

@@ -20,6 +20,7 @@ type Profile struct {
 	Command     []string                `json:"command,omitempty"`
 	Env         []string                `json:"env,omitempty" doc:"Names of the environment variables"`
 	Labels      map[string]string       `json:"labels,omitempty"`
+	Secrets     []string                `json:"secrets,omitempty" doc:"Names of the tenant's secrets that a request may use"`
 	Limits      sandboxer.Limits        `json:"limits,omitzero"`
 	MaxLimits   sandboxer.Limits        `json:"max_limits,omitzero" doc:"The highest limits that a caller may ask for; missing ones are those of limits, or else the extension's default"`
 	Network     sandboxer.NetworkPolicy `json:"network,omitzero"`
@@ -61,7 +62,7 @@ type ReadyCheck struct {
 func NewProfile(p sandboxer.Profile) Profile {
 	out := Profile{
 		ID: p.ID, Title: p.Title, Description: p.Description, Extension: p.Extension, Isolation: p.Isolation,
-		Requires: p.Requires, Image: p.Image, Command: p.Command, Env: slices.Sorted(maps.Keys(p.Env)), Labels: p.Labels, Limits: p.Limits, MaxLimits: p.MaxLimits,
+		Requires: p.Requires, Image: p.Image, Command: p.Command, Env: slices.Sorted(maps.Keys(p.Env)), Labels: p.Labels, Secrets: p.Secrets, Limits: p.Limits, MaxLimits: p.MaxLimits,
 		Network: p.Network, Mounts: p.Mounts, Ports: p.Ports, Workspace: p.Workspace, User: p.User, Inputs: p.Inputs,
 		TTL: TTL(p.TTL), MaxTTL: Duration(p.MaxTTL), Idle: Duration(p.Idle), OnIdle: p.OnIdle,
 		OnTTL: p.OnTTL, PauseDepth: p.PauseDepth, MaxPaused: Duration(p.MaxPaused), AutoResume: p.AutoResume, Max: p.Max, Wait: Duration(p.Wait), Builtin: p.Builtin,

@@ -288,6 +288,34 @@ func (c *Client) RevokeKey(ctx context.Context, id string) error {
 	return none(ctx, c, call{method: "DELETE", path: "/v1/keys/" + url.PathEscape(id)})
 }
 
+// SetSecret stores a value as the newest version of a secret of the caller's tenant, or of the operator. The value
+// cannot be read again.
+func (c *Client) SetSecret(ctx context.Context, name string, operators bool, value sandboxer.Secret) (*Secret, error) {
+	return do[*Secret](ctx, c, call{method: "PUT", path: "/v1/secrets/" + url.PathEscape(name), query: secretQuery(operators, false),
+		body: SetSecret{Value: value.Reveal()}, again: true})
+}
+
+// Secrets lists the secrets of the caller's tenant, or of the operator, without values.
+func (c *Client) Secrets(ctx context.Context, operators bool) (*List[Secret], error) {
+	return do[*List[Secret]](ctx, c, call{method: "GET", path: "/v1/secrets", query: secretQuery(operators, false)})
+}
+
+// RemoveSecret removes all versions of a secret. With force, which is for administrators, it does so although something
+// needs it.
+func (c *Client) RemoveSecret(ctx context.Context, name string, operators, force bool) error {
+	return none(ctx, c, call{method: "DELETE", path: "/v1/secrets/" + url.PathEscape(name), query: secretQuery(operators, force)})
+}
+
+func secretQuery(operators, force bool) url.Values {
+	v := url.Values{}
+	for name, set := range map[string]bool{"operator": operators, "force": force} {
+		if set {
+			v.Set(name, "true")
+		}
+	}
+	return v
+}
+
 // Balance returns a tenant's balance; "" means the caller's tenant.
 func (c *Client) Balance(ctx context.Context, tenant string) (*Balance, error) {
 	v := url.Values{}

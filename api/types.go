@@ -70,6 +70,7 @@ type Sandbox struct {
 	Ports     []int                   `json:"ports,omitempty"`
 	Workspace string                  `json:"workspace,omitempty"`
 	User      string                  `json:"user,omitempty"`
+	Secrets   map[string]SecretUse    `json:"secrets,omitempty" doc:"Its secrets, by environment variable"`
 
 	Idle   Duration               `json:"idle,omitempty" example:"10m0s" doc:"Time without use after which on_idle applies"`
 	OnIdle sandboxer.ExpiryAction `json:"on_idle,omitempty" doc:"What happens then: destroy or pause. Absent: destroy"`
@@ -124,6 +125,12 @@ func NewSandbox(sb *sandboxer.Sandbox) Sandbox {
 	}
 	if sb.ID != out.ID {
 		out.ObjectID = sb.ID
+	}
+	for variable, ref := range sb.Secrets {
+		if out.Secrets == nil {
+			out.Secrets = map[string]SecretUse{}
+		}
+		out.Secrets[variable] = SecretUse{Name: ref.Name, Version: ref.Version}
 	}
 	out.RestoredFrom, out.RestoredAs = sb.RestoredFrom, sb.RestoredAs
 	out.PausedFor, out.ResumedAt = Duration(sb.PausedFor), sb.ResumedAt

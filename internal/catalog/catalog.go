@@ -122,6 +122,10 @@ type Catalog struct {
 	// Notes returns the notes for an extension with that private directory, as sandboxer.Env.Notes.
 	Notes func(extension, dir string) sandboxer.Notes
 
+	// Secret is what extensions get as sandboxer.Env.Secret, and the source of ${secret:NAME} in their files; nil
+	// where no secrets are kept. The code that opens them sets it.
+	Secret func(ctx context.Context, ref sandboxer.SecretRef) (sandboxer.Secret, error)
+
 	// Recorded is what extensions get as sandboxer.Env.Recorded, for the one named; nil where
 	// there are no records. The code that opens them sets it.
 	Recorded func(ctx context.Context, extension string) ([]sandboxer.Handle, error)

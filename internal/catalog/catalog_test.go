@@ -291,6 +291,7 @@ image: docker.io/library/python:3.13
 command: [sleep, 3600]
 env: {PORT: 8080, DEBUG: true, DATE: 2026-11-21, EMPTY: "", VERSION: 1.10}
 labels: {team/owner: a.b, n: 1}
+secrets: [registry-token, DEPLOY_KEY]
 limits: {cpus: 1.5, memory: 512MiB, disk: 2GB, pids: 256, gpus: 1}
 max_limits: {cpus: 4, memory: 8GiB}
 network: {mode: allow, allow: [example.org, "*.example.org:443", 192.0.2.0/24, "192.0.2.1:80", "2001:db8::1", "[2001:db8::1]:443"]}
@@ -332,6 +333,7 @@ func TestProfileEveryField(t *testing.T) {
 		Image: "docker.io/library/python:3.13", Command: []string{"sleep", "3600"},
 		Env:       map[string]string{"PORT": "8080", "DEBUG": "true", "DATE": "2026-11-21", "EMPTY": "", "VERSION": "1.10"},
 		Labels:    map[string]string{"team/owner": "a.b", "n": "1"},
+		Secrets:   []string{"registry-token", "DEPLOY_KEY"},
 		Limits:    sandboxer.Limits{MilliCPU: 1500, MemoryBytes: 512 << 20, DiskBytes: 2_000_000_000, PIDs: 256, GPUs: 1},
 		MaxLimits: sandboxer.Limits{MilliCPU: 4000, MemoryBytes: 8 << 30},
 		Network: sandboxer.NetworkPolicy{Mode: sandboxer.NetworkAllow, Allow: []string{"example.org", "*.example.org:443",

@@ -40,6 +40,7 @@ type profileForm struct {
 	Command     []string               `yaml:"command" text:"any" nonempty:"true" help:"Main process, as a list of arguments; without it the adapter's default."`
 	Env         map[string]string      `yaml:"env" keys:"env" text:"any" help:"Environment of everything inside."`
 	Labels      map[string]string      `yaml:"labels" keys:"label" text:"any" help:"Labels of every sandbox."`
+	Secrets     []string               `yaml:"secrets" format:"secret" unique:"true" help:"Names of the tenant's secrets that a request may use as environment variables; without it none."`
 	Limits      limitsForm             `yaml:"limits" help:"Limits of one sandbox; missing ones take the adapter's default."`
 	MaxLimits   limitsForm             `yaml:"max_limits" help:"The highest limits that a caller may ask for; missing ones are those of limits, or else the adapter's default. Administrators may ask for more."`
 	Network     networkForm            `yaml:"network" short:"none,public" help:"What a sandbox may reach: none (the default), public, or a list."`
@@ -139,7 +140,7 @@ func (f profileForm) profile(d *decoder) sandboxer.Profile {
 	targets := make(map[string]int)
 	p := sandboxer.Profile{
 		ID: f.ID, Title: f.Title, Description: f.Description, Extension: f.Extension, Isolation: f.Isolation,
-		Requires: f.Requires, Image: f.Image, Command: f.Command, Env: f.Env, Labels: f.Labels,
+		Requires: f.Requires, Image: f.Image, Command: f.Command, Env: f.Env, Labels: f.Labels, Secrets: f.Secrets,
 		Limits: f.Limits.limits(), MaxLimits: f.MaxLimits.limits(),
 		Network: sandboxer.NetworkPolicy{Mode: f.Network.Mode, Allow: f.Network.Allow},
 		Ports:   f.Ports, Workspace: f.Workspace, User: f.User, Inputs: f.Inputs,

@@ -2,6 +2,7 @@ package catalog
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"io"
 	"log/slog"
@@ -94,13 +95,25 @@ func (d *decoder) wrong(err error) {
 	d.fault(at, "", "%s", msg)
 }
 
-var secretPattern = lazyRegexp(`^\$\{(?:env:[A-Za-z_][A-Za-z0-9_]*|file:/[^}]+)\}$`)
+var secretPattern = lazyRegexp(`^\$\{(?:env:[A-Za-z_][A-Za-z0-9_]*|file:/[^}]+|secret:[A-Za-z0-9][A-Za-z0-9._-]{0,63})\}$`)
 
-// resolveSecret reads the secret that ref stands for. Kinds: Unavailable when it does
-// not exist.
-func resolveSecret(ref string) (sandboxer.Secret, error) {
-	kind, name, _ := strings.Cut(strings.TrimSuffix(strings.TrimPrefix(ref, "${"), "}"), ":")
-	if kind == "env" {
+// A secrets returns the operator's secret of that name from the database; nil where there is no database.
+type secrets func(name string) (sandboxer.Secret, error)
+
+func cutSecret(ref string) (kind, name string) {
+	kind, name, _ = strings.Cut(strings.TrimSuffix(strings.TrimPrefix(ref, "${"), "}"), ":")
+	return kind, name
+}
+
+// resolve reads the secret that ref stands for. Kinds: Unavailable when it does not exist.
+func (stored secrets) resolve(ref string) (sandboxer.Secret, error) {
+	kind, name := cutSecret(ref)
+	switch {
+	case kind == "secret" && stored == nil:
+		return "", sandboxer.E(sandboxer.Unavailable, nil, "secret %s is kept by a server, and none runs here", name)
+	case kind == "secret":
+		return stored(name)
+	case kind == "env":
 		if s := os.Getenv(name); s != "" {
 			return sandboxer.Secret(s), nil
 		}
@@ -144,20 +157,41 @@ func (e ExtensionFile) Env(owner, stateDir string, log *slog.Logger) sandboxer.E
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	return sandboxer.Env{
+	env := sandboxer.Env{
 		Extension: e.ID, Owner: owner, Dir: filepath.Join(stateDir, e.ID), Own: []string{filepath.Dir(stateDir)},
 		Hosts: filepath.Join(filepath.Dir(stateDir), "hosts"),
-		Log:   log.With("extension", e.ID), Decode: e.decode, Program: e.program, Config: e.raw,
+		Log:   log.With("extension", e.ID), Program: e.program,
 	}
+	e.readWith(&env, nil)
+	return env
 }
 
-func (e ExtensionFile) decode(v any) error {
+// readWith lets env read the configuration, with secrets from stored.
+func (e ExtensionFile) readWith(env *sandboxer.Env, stored secrets) {
+	env.Decode = func(v any) error { return e.decode(v, stored) }
+	env.Config = func(with bool) (json.RawMessage, error) { return e.raw(with, stored) }
+}
+
+// StoredSecrets returns the names of the operator's secrets that the configuration refers to.
+func (e ExtensionFile) StoredSecrets() []string {
+	var names []string
+	_ = replaceSecrets(e.file.again().anything(e.config), func(ref string) string {
+		if kind, name := cutSecret(ref); kind == "secret" {
+			names = append(names, name)
+		}
+		return ref
+	})
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+func (e ExtensionFile) decode(v any, stored secrets) error {
 	p := reflect.ValueOf(v)
 	if p.Kind() != reflect.Pointer || p.IsNil() {
 		return sandboxer.E(sandboxer.Internal, nil, "%s: the configuration can only be read into a pointer, not %T", e.ID, v)
 	}
 	d := e.file.again()
-	d.secret = resolveSecret
+	d.secret = stored.resolve
 	d.config(p.Elem(), e.config)
 	if fs := d.src.take(); len(fs) > 0 {
 		return fs
@@ -182,6 +216,8 @@ func (e ExtensionFile) missing(which []error) error {
 type Opened struct {
 	Info sandboxer.ExtensionInfo
 	Ext  sandboxer.Extension // nil if Info.Problem says why
+	// Secrets are the names of the operator's secrets that its file refers to.
+	Secrets []string
 	// Again makes another attempt, if none has worked: what was missing may
 	// exist by now. Faults of the configuration are then its Info.Problem, too.
 	Again func(context.Context) Opened
@@ -234,9 +270,14 @@ func (c *Catalog) Open(ctx context.Context, owner, stateDir string, log *slog.Lo
 func (e ExtensionFile) open(ctx context.Context, c *Catalog, owner, stateDir string, log *slog.Logger, level slog.Level) (Opened, Faults) {
 	ctx, cancel := context.WithTimeout(ctx, openTimeout)
 	defer cancel()
-	o := Opened{Info: e.Info()}
+	o := Opened{Info: e.Info(), Secrets: e.StoredSecrets()}
 	env := e.Env(owner, stateDir, log)
 	env.Own = append(env.Own, c.Own...)
+	if c.Secret != nil {
+		env.Secret = c.Secret
+		reads := context.WithoutCancel(ctx) // a program that is started again reads its configuration again
+		e.readWith(&env, func(name string) (sandboxer.Secret, error) { return c.Secret(reads, sandboxer.SecretRef{Name: name}) })
+	}
 	if c.Notes != nil {
 		env.Notes = c.Notes(e.ID, env.Dir)
 	}
@@ -278,7 +319,7 @@ func (e ExtensionFile) open(ctx context.Context, c *Catalog, owner, stateDir str
 			if c, ok := again.Ext.(io.Closer); ok {
 				c.Close()
 			}
-			again = Opened{Info: again.Info, Again: o.Again}
+			again = Opened{Info: again.Info, Secrets: o.Secrets, Again: o.Again}
 			again.Info.Problem, again.Info.Capabilities = problem(faults), []sandboxer.Capability{}
 		}
 		return again

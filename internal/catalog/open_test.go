@@ -121,6 +121,8 @@ func TestSecrets(t *testing.T) {
 	for _, tt := range []struct{ ref, want, problem string }{
 		{ref: "${env:CATALOG_TOKEN}", want: "from-env"},
 		{ref: "${file:" + write("ok", "from-file\n") + "}", want: "from-file"},
+		{ref: "${secret:kept}", want: "from-database"},
+		{ref: "${secret:absent}", problem: "config.token: there is no secret"},
 		{ref: "${env:CATALOG_EMPTY}", problem: "config.token: the environment variable CATALOG_EMPTY is not set"},
 		{ref: "${env:CATALOG_ABSENT}", problem: "config.token: the environment variable CATALOG_ABSENT is not set"},
 		{ref: "${file:" + dir + "/absent}", problem: "no such file or directory"},
@@ -142,6 +144,15 @@ func TestSecrets(t *testing.T) {
 		if err != nil {
 			t.Errorf("%s: loading needs the secret: %v", tt.ref, err)
 			continue
+		}
+		c.Secret = func(_ context.Context, ref sandboxer.SecretRef) (sandboxer.Secret, error) {
+			if ref != (sandboxer.SecretRef{Name: "kept"}) {
+				return "", sandboxer.E(sandboxer.NotFound, nil, "there is no secret")
+			}
+			return "from-database", nil
+		}
+		if names := c.Extensions[0].StoredSecrets(); (len(names) == 1) != strings.HasPrefix(tt.ref, "${secret:") {
+			t.Errorf("%s: the file refers to %q", tt.ref, names)
 		}
 		opened, err := c.Open(t.Context(), "o", t.TempDir(), slog.New(slog.NewTextHandler(&log, nil)))
 		if err != nil {

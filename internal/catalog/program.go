@@ -127,15 +127,21 @@ func (p programForm) program(handler, dir string) sandboxer.Program {
 
 // raw returns the `config:` block as a JSON object. Any text that has the form of a reference to a secret is one:
 // with secrets its value replaces it.
-func (e ExtensionFile) raw(secrets bool) (json.RawMessage, error) {
+func (e ExtensionFile) raw(with bool, stored secrets) (json.RawMessage, error) {
 	d := e.file.again()
 	var v any = d.anything(e.config)
 	if fs := d.src.take(); len(fs) > 0 {
 		return nil, fs
 	}
 	var missing []error
-	if secrets {
-		v = resolved(v, &missing)
+	if with {
+		v = replaceSecrets(v, func(ref string) string {
+			s, err := stored.resolve(ref)
+			if err != nil {
+				missing = append(missing, err)
+			}
+			return string(s)
+		})
 	}
 	if len(missing) > 0 {
 		return nil, e.missing(missing)
@@ -196,28 +202,24 @@ func jsonSize(v any, most int) (n int) {
 	return 24 // a number, a boolean or nothing
 }
 
-// resolved returns v with the values of secrets.
-func resolved(v any, missing *[]error) any {
+// replaceSecrets returns v with the references to secrets replaced by what by returns.
+func replaceSecrets(v any, by func(ref string) string) any {
 	switch v := v.(type) {
 	case map[string]any:
 		out := make(map[string]any, len(v))
 		for k, x := range v {
-			out[k] = resolved(x, missing)
+			out[k] = replaceSecrets(x, by)
 		}
 		return out
 	case []any:
 		out := make([]any, len(v))
 		for i, x := range v {
-			out[i] = resolved(x, missing)
+			out[i] = replaceSecrets(x, by)
 		}
 		return out
 	case string:
 		if secretPattern.MatchString(v) {
-			s, err := resolveSecret(v)
-			if err != nil {
-				*missing = append(*missing, err)
-			}
-			return string(s)
+			return by(v)
 		}
 	}
 	return v

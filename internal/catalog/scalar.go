@@ -157,7 +157,7 @@ func scalarOf(t reflect.Type, r rule) *scalar {
 			},
 			schema: schema{Type: "string", Pattern: "^" + sandboxer.TTLIdleText + "$|" + durationPattern}}
 	case t == secretType:
-		return &scalar{want: "a reference to a secret, ${env:NAME} or ${file:/absolute/path}", tags: str, secret: true,
+		return &scalar{want: "a reference to a secret, ${env:NAME}, ${file:/absolute/path} or ${secret:NAME}", tags: str, secret: true,
 			parse:  func(s string) (any, bool) { return s, secretPattern.MatchString(s) },
 			schema: schema{Type: "string", Pattern: secretPattern.String()}}
 	case t == creditsType:
@@ -275,6 +275,8 @@ var formats = map[string]format{
 		pattern: lazyRegexp(`^[A-Za-z_][A-Za-z0-9_]{0,254}$`)},
 	"label": {want: "1 to 128 letters, digits and . _ - /, beginning with a letter or digit",
 		pattern: lazyRegexp(`^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$`)},
+	"secret": {want: "1 to 64 letters, digits and . _ -, beginning with a letter or digit",
+		pattern: lazyRegexp(`^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`), check: func(s string) bool { return sandboxer.CheckSecretName(s) == nil }},
 	"user": {want: `a user such as "app", "1000" or "1000:1000"`,
 		pattern: lazyRegexp(`^(?:[a-z_][a-z0-9_.-]{0,31}|[0-9]{1,10}(?::[0-9]{1,10})?)$`)},
 	"image": {want: "the name of an image, without spaces",

@@ -66,7 +66,7 @@ type broker struct {
 // The files of the data directory next to the database.
 const (
 	ownerFile = "owner" // the installation's name, stamped on everything it makes
-	keyFile   = "key"   // seals environments in the database
+	keyFile   = "key"   // seals environments and secrets in the database
 	extDir    = "extensions"
 	vaultDir  = "snapshots"
 )
@@ -141,6 +141,11 @@ func newBroker(ctx context.Context, cfg brokerConfig) (_ *broker, err error) {
 	}
 	cat.Own = cfg.Own
 	cat.Notes = func(extension, dir string) sandboxer.Notes { return notes.New(dir, extension, seal) }
+	secrets, err := manager.Secrets(b.store, seal)
+	if err != nil {
+		return nil, err
+	}
+	cat.Secret = secrets
 	cat.Recorded = func(ctx context.Context, extension string) ([]sandboxer.Handle, error) {
 		return manager.Recorded(ctx, b.store, extension)
 	}
@@ -209,7 +214,7 @@ func (b *broker) bind(ctx context.Context, seal []byte, renewed bool) error {
 
 // extension is o for the manager, which opens it later if it could not be.
 func (b *broker) extension(o catalog.Opened, cfg brokerConfig) manager.Extension {
-	e := manager.Extension{Info: o.Info}
+	e := manager.Extension{Info: o.Info, Secrets: o.Secrets}
 	if o.Ext == nil {
 		again := o.Again
 		e.Reopen = func(ctx context.Context) manager.Extension { return b.extension(again(ctx), cfg) }

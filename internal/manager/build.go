@@ -148,8 +148,11 @@ func (wk work) setRunning(ctx context.Context, reach sandboxer.Reachability) err
 }
 
 // specFor is the spec of sb as its extension gets it, with the parts that the record does not keep.
-func (bx box) specFor() (sandboxer.Spec, error) {
+func (bx box) specFor(ctx context.Context) (sandboxer.Spec, error) {
 	env, err := bx.openEnv()
+	if err == nil {
+		env, err = bx.withSecrets(ctx, env)
+	}
 	if err != nil {
 		return sandboxer.Spec{}, err
 	}
@@ -168,7 +171,7 @@ func (wk backed) provision(ctx context.Context) error {
 		return context.Cause(ctx)
 	}
 	defer func() { <-e.creates }()
-	spec, err := wk.specFor()
+	spec, err := wk.specFor(ctx)
 	if err != nil {
 		return err
 	}

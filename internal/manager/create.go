@@ -3,6 +3,7 @@ package manager
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -83,6 +84,9 @@ func (m *Manager) Plan(ctx context.Context, req sandboxer.CreateRequest) (Plan, 
 	if err := o.boundDisk(sb); err != nil {
 		return Plan{}, err
 	}
+	if err := o.checkSecrets(ctx); err != nil {
+		return Plan{}, err
+	}
 	if err := o.checkBackend(ctx, sb); err != nil {
 		return Plan{}, err
 	}
@@ -92,6 +96,13 @@ func (m *Manager) Plan(ctx context.Context, req sandboxer.CreateRequest) (Plan, 
 	plan := Plan{Spec: sb.Spec, Extension: o.ext.Info.ID, Quote: sb.Quote, TTL: o.TTL}
 	if sb.LivesByUse() {
 		plan.TTL = sandboxer.TTLIdle
+	}
+	for variable := range o.Secrets {
+		plan.Spec.Env = maps.Clone(plan.Spec.Env) // the profile's may be shared
+		if plan.Spec.Env == nil {
+			plan.Spec.Env = map[string]string{}
+		}
+		plan.Spec.Env[variable] = "" // a plan names them
 	}
 	plan.Changed = otherwise(o.ext.Info.Isolation, sb.Spec)
 	return plan, nil

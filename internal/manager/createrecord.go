@@ -307,7 +307,10 @@ func (c *creation) price(ctx context.Context, sb *sandboxer.Sandbox) error {
 	if err := c.boundDisk(sb); err != nil {
 		return err
 	}
-	err := c.checkBackend(ctx, sb)
+	err := c.checkSecrets(ctx)
+	if err == nil {
+		err = c.checkBackend(ctx, sb)
+	}
 	if err != nil {
 		return err
 	}

@@ -21,6 +21,8 @@ type Extension struct {
 	// until it has one: a full disk, or an engine that is down when the broker
 	// starts, may recover. It must not be called twice at a time.
 	Reopen func(context.Context) Extension
+	// Secrets are the names of the operator's secrets that its file refers to.
+	Secrets []string
 }
 
 // extension is an Extension with its bounds. It does not change: one that is opened later is

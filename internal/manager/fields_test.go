@@ -16,8 +16,8 @@ func fieldRig(t *testing.T) *rig {
 	return newRig(t, func(s *setup) {
 		s.idle = true
 		s.profiles = []sandboxer.Profile{
-			{ID: "profile.a", Extension: "ext.fake", MaxTTL: time.Hour * 1000, Network: sandboxer.NetworkPolicy{Mode: sandboxer.NetworkPublic}},
-			{ID: "profile.b", Extension: "ext.fake", MaxTTL: time.Hour * 1000, Network: sandboxer.NetworkPolicy{Mode: sandboxer.NetworkPublic}},
+			{ID: "profile.a", Extension: "ext.fake", MaxTTL: time.Hour * 1000, Secrets: []string{"secret-a", "secret-b"}, Network: sandboxer.NetworkPolicy{Mode: sandboxer.NetworkPublic}},
+			{ID: "profile.b", Extension: "ext.fake", MaxTTL: time.Hour * 1000, Secrets: []string{"secret-a", "secret-b"}, Network: sandboxer.NetworkPolicy{Mode: sandboxer.NetworkPublic}},
 		}
 		s.inputs = []sandboxer.Input{{Name: "in-a"}, {Name: "in-b"}}
 	})
@@ -77,9 +77,9 @@ func TestCreateFields(t *testing.T) {
 			return actedUpon(o)
 		},
 		Values: with(fieldtest.Values{
-			"Network":     {&sandboxer.NetworkPolicy{Mode: sandboxer.NetworkAllow, Allow: []string{"a.example"}}, &sandboxer.NetworkPolicy{Mode: sandboxer.NetworkAllow, Allow: []string{"b.example"}}},
-			"Mounts":      {[]sandboxer.Mount{{Source: "/a", Target: "/b"}}, []sandboxer.Mount{{Source: "/c", Target: "/d", ReadOnly: true}}},
-			"Limits.GPUs": {1, 2}, "Thread.User": {"u1", "u2"}, "Thread.ID": {"t1", "t2"},
+			"Network":        {&sandboxer.NetworkPolicy{Mode: sandboxer.NetworkAllow, Allow: []string{"a.example"}}, &sandboxer.NetworkPolicy{Mode: sandboxer.NetworkAllow, Allow: []string{"b.example"}}},
+			"Mounts":         {[]sandboxer.Mount{{Source: "/a", Target: "/b"}}, []sandboxer.Mount{{Source: "/c", Target: "/d", ReadOnly: true}}},
+			"Secrets[value]": {"secret-a", "secret-b"}, "Limits.GPUs": {1, 2}, "Thread.User": {"u1", "u2"}, "Thread.ID": {"t1", "t2"},
 		}),
 	}.Check(t)
 }
@@ -98,7 +98,7 @@ func TestProfileInSpec(t *testing.T) {
 		Withheld: fieldtest.Withheld{
 			"Title": "for people, who see the profile", "Description": "for people, who see the profile",
 			"Extension": read, "Isolation": read, "Requires": read, "MaxLimits": read, "TTL": read, "MaxTTL": read, "Idle": read, "OnIdle": read, "OnTTL": read, "PauseDepth": read,
-			"MaxPaused": read, "AutoResume": read, "Max": "of the profile as it is when somebody asks (roomFor)", "Wait": "of the profile as it is when somebody asks (roomFor)", "Price": read, "Ready": read, "Pool": read, "Builtin": read,
+			"MaxPaused": read, "AutoResume": read, "Secrets": "what a request may name (spec.Site)", "Max": "of the profile as it is when somebody asks (roomFor)", "Wait": "of the profile as it is when somebody asks (roomFor)", "Price": read, "Ready": read, "Pool": read, "Builtin": read,
 			"Inputs": "checked and merged with the caller's apart (spec.Site)",
 		},
 		Unset: unset[sandboxer.Spec](fieldtest.Withheld{
@@ -208,7 +208,8 @@ func TestSpecOfRecord(t *testing.T) {
 		t.Fatal(err)
 	}
 	sb.Spec.Env, sb.Spec.Tenant = nil, "" // as it is stored
-	spec, err := r.box(&sb).specFor()
+	sb.Secrets = nil                      // see TestSecretOfSandbox
+	spec, err := r.box(&sb).specFor(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -248,6 +249,7 @@ func TestPoolFields(t *testing.T) {
 	}
 	full := reflect.ValueOf(fieldtest.Fill[sandboxer.CreateRequest](with(fieldtest.Values{
 		"Network": {&sandboxer.NetworkPolicy{Mode: sandboxer.NetworkNone}, nil}, "Mounts": {[]sandboxer.Mount{{Source: "/a", Target: "/b"}}, nil}, "Limits.GPUs": {1, 2},
+		"Secrets[value]": {"secret-a", "secret-b"},
 	})))
 	for i := range full.NumField() {
 		name := full.Type().Field(i).Name

@@ -20,8 +20,6 @@ package manager
 
 import (
 	"context"
-	"crypto/aes"
-	"crypto/cipher"
 	"errors"
 	"log/slog"
 	"maps"
@@ -40,7 +38,7 @@ import (
 // Options configure a Manager. Owner and Key are required.
 type Options struct {
 	Owner         string           // installation name, stamped on outside objects
-	Key           []byte           // 32 bytes; seals environments in the store (AES-256-GCM)
+	Key           []byte           // 32 bytes; seals environments and secrets in the store (AES-256-GCM)
 	Log           *slog.Logger     // nil discards
 	SweepEvery    time.Duration    // default 5s
 	Grace         time.Duration    // default 1m: at start nothing without a record is removed before it; also minimum age of an orphan sighting
@@ -83,7 +81,8 @@ type Manager struct {
 	poolsDue  chan struct{}                // one slot: a pool may need something
 	opts      Options
 	log       *slog.Logger
-	seal      cipher.AEAD
+	seal      sealer
+	secret    SecretReader
 	started   time.Time
 
 	ctx      context.Context // of all work; ends at Close
@@ -169,16 +168,13 @@ func New(store sandboxer.Store, profiles []sandboxer.Profile, exts []Extension, 
 	if err := sandboxer.CheckID(opts.Owner); err != nil {
 		return nil, sandboxer.E(sandboxer.Invalid, nil, "%q cannot be the name of an installation: want 1 to 48 characters a-z, 0-9 and inner hyphens", opts.Owner)
 	}
-	if len(opts.Key) != 32 {
-		return nil, sandboxer.E(sandboxer.Invalid, nil, "the key that seals environments has %d bytes; want 32", len(opts.Key))
-	}
-	block, err := aes.NewCipher(opts.Key)
+	seal, err := newSealer(opts.Key)
 	if err != nil {
-		return nil, sandboxer.E(sandboxer.Internal, err, "the sealing key cannot be used")
+		return nil, err
 	}
-	seal, err := cipher.NewGCM(block)
+	secret, err := Secrets(store, opts.Key)
 	if err != nil {
-		return nil, sandboxer.E(sandboxer.Internal, err, "the sealing key cannot be used")
+		return nil, err
 	}
 	if opts.History != 0 && opts.History < keepKeys {
 		return nil, sandboxer.E(sandboxer.Invalid, nil, "a history of %s is too short: want %s or more, because a repeated request gets the same answer for that time", opts.History, keepKeys)
@@ -190,6 +186,7 @@ func New(store sandboxer.Store, profiles []sandboxer.Profile, exts []Extension, 
 		opts:              opts,
 		log:               opts.Log,
 		seal:              seal,
+		secret:            secret,
 		started:           now,
 		sweepDue:          make(chan struct{}, 1),
 		poolsDue:          make(chan struct{}, 1),

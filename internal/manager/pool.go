@@ -105,6 +105,8 @@ func (p *pool) whyCold(o *creation) string {
 		return "mounts"
 	case o.Spec.Host != "":
 		return "a host was named"
+	case len(o.Secrets) > 0:
+		return "secrets"
 	}
 	return ""
 }
@@ -257,7 +259,7 @@ func (c *creation) claimPooled(ctx context.Context, j *job, p *pool) (*sandboxer
 // finishClaim gives a claimed sandbox what its owner asked for. If that fails
 // because of the sandbox, it is removed, and another is made in its place.
 func (wk backed) finishClaim(ctx context.Context) error {
-	spec, err := wk.specFor()
+	spec, err := wk.specFor(ctx)
 	if err != nil {
 		return err
 	}

@@ -36,7 +36,7 @@ func (bx box) mayResume(ctx context.Context) error {
 	if err != nil || bx.sb.State != sandboxer.Paused {
 		return nil
 	}
-	return bx.m.site().CheckStillAllowed(sandboxer.PrincipalFrom(ctx), prof, bx.sb.Spec, "sandbox "+bx.sb.ID)
+	return bx.m.site().CheckStillAllowed(sandboxer.PrincipalFrom(ctx), prof, bx.sb.Spec, bx.sb.Secrets, "sandbox "+bx.sb.ID)
 }
 
 // resumeOrWait resumes sb, or waits for the job that does, and for a pause that is in progress.

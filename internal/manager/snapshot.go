@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -138,7 +139,7 @@ func newSnapshot(sb *sandboxer.Sandbox, kind sandboxer.SnapshotKind, purpose san
 	return &sandboxer.SnapshotRecord{
 		Message: message,
 		ID:      sandboxer.NewSnapshotID(), Tenant: sb.Tenant, SandboxID: sb.ID, ShownID: sb.ShownID, Generation: sb.Generation, Parent: sb.RestoredFrom,
-		Profile: sb.Profile, Extension: sb.Extension, Host: sb.Host, Spec: spec,
+		Profile: sb.Profile, Extension: sb.Extension, Host: sb.Host, Spec: spec, Secrets: maps.Clone(sb.Secrets),
 		Kind: kind, Purpose: purpose, State: sandboxer.SnapshotSaving, CreatedAt: now(),
 	}
 }

@@ -123,7 +123,7 @@ func (m *Manager) dropClaimed(ctx context.Context, rec *sandboxer.SnapshotRecord
 	if err == nil {
 		return m.step(pDropped, func() error {
 			rec.State, rec.DroppedAt = sandboxer.SnapshotDropped, now()
-			rec.RetryAt, rec.LastError, rec.SealedEnv = time.Time{}, "", nil
+			rec.RetryAt, rec.LastError, rec.SealedEnv, rec.Secrets = time.Time{}, "", nil, nil
 			return m.putSnapshot(ctx, rec, "dropped")
 		})
 	}

@@ -71,6 +71,36 @@ func (s *Server) revokeKey(ctx context.Context, in *inID) (*none, error) {
 	return nil, s.m.RevokeKey(ctx, in.ID)
 }
 
+// InSecrets says whose secrets are meant.
+type InSecrets struct {
+	Operator bool `query:"operator" doc:"The operator's, which files of extensions name; for administrators"`
+}
+
+// InSecret names a secret.
+type InSecret struct {
+	InSecrets
+	Name string `path:"name" maxLength:"128" doc:"1 to 64 letters, digits, dots, hyphens and underscores, beginning with a letter or a digit"`
+}
+
+func (s *Server) setSecret(ctx context.Context, in *InSecret, b api.SetSecret) (*reply[api.Secret], error) {
+	rec, err := s.m.SetSecret(ctx, in.Name, in.Operator, sandboxer.Secret(b.Value))
+	return &reply[api.Secret]{Body: api.NewSecret(rec)}, err
+}
+
+func (s *Server) secrets(ctx context.Context, in *InSecrets) (*reply[api.List[api.Secret]], error) {
+	all, err := s.m.Secrets(ctx, in.Operator)
+	return listed(api.NewSecret, all, "", err)
+}
+
+type inRemoveSecret struct {
+	InSecret
+	Force bool `query:"force" doc:"Also if something needs it, which then cannot read it any more; for administrators"`
+}
+
+func (s *Server) removeSecret(ctx context.Context, in *inRemoveSecret) (*none, error) {
+	return nil, s.m.RemoveSecret(ctx, in.Name, in.Operator, in.Force)
+}
+
 type InTenant struct {
 	Tenant string `query:"tenant" doc:"The caller's if empty; another's for administrators"`
 }

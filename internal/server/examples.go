@@ -44,6 +44,7 @@ func examples() []any {
 		Capabilities: []sandboxer.Capability{sandboxer.CanExec, sandboxer.CanFiles},
 		Inputs:       []sandboxer.Input{{Name: "repo", Help: "directory or git URL that becomes the workspace"}}}
 	key := api.Key{ID: "k1", Name: "ci", Tenant: "default", Scopes: []sandboxer.Scope{sandboxer.ScopeRead, sandboxer.ScopeWrite}, CreatedAt: at}
+	secret := api.Secret{Name: "registry-token", Version: 2, Versions: 2, CreatedAt: at}
 	entry := api.Entry{Key: "7k2mq0xa/1/hold", Tenant: "default", SandboxID: sb.ID, Generation: 1, Type: sandboxer.EntryHold, Amount: -120_000, At: at}
 	file := api.FileInfo{Path: "/workspace/go.mod", Type: api.TypeFile, Size: 120, Mode: "0644", ModTime: at, Owner: "root", Group: "root"}
 	yes := true
@@ -94,6 +95,9 @@ func examples() []any {
 		api.NewKey{Name: "ci", Tenant: "default", Scopes: key.Scopes, TTL: 720 * time.Hour},
 		api.CreatedKey{Token: "sbx_key_k1_0123456789abcdefghjkmnpqrs", Key: key},
 		page(key),
+		api.SetSecret{Value: "…"},
+		secret,
+		page(secret),
 		api.Balance{Tenant: "default", Balance: 10_000_000},
 		page(api.Quota{Tenant: "default", Resources: []api.QuotaResource{{Resource: sandboxer.QuotaSandboxes, Used: 3, Limit: new(int64(20))}, {Resource: sandboxer.QuotaDisk, Used: 6 << 30}}}),
 		api.Grant{Tenant: "default", Amount: 10_000_000, Key: "invoice-2026-11", Note: "November"},

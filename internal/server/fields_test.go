@@ -59,7 +59,7 @@ func TestRequestFields(t *testing.T) {
 				// The profile is named, and has an answer of its own.
 				"Spec.Profile.Title": "see the profile", "Spec.Profile.Description": "see the profile", "Spec.Profile.Extension": "extension is where it is made",
 				"Spec.Profile.Isolation": "see the profile", "Spec.Profile.Requires": "see the profile",
-				"Spec.Profile.Image": "see image", "Spec.Profile.Command": "see command", "Spec.Profile.Env": "see env", "Spec.Profile.Labels": "see labels",
+				"Spec.Profile.Image": "see image", "Spec.Profile.Command": "see command", "Spec.Profile.Env": "see env", "Spec.Profile.Labels": "see labels", "Spec.Profile.Secrets": "see the profile",
 				"Spec.Profile.Limits": "see limits", "Spec.Profile.MaxLimits": "see the profile", "Spec.Profile.Network": "see network",
 				"Spec.Profile.Mounts": "see mounts", "Spec.Profile.Ports": "see ports", "Spec.Profile.Workspace": "see workspace", "Spec.Profile.User": "see user",
 				"Spec.Profile.Inputs": "see inputs", "Spec.Profile.TTL": "see ttl", "Spec.Profile.MaxTTL": "see the profile", "Spec.Profile.OnIdle": "see the profile", "Spec.Profile.Idle": "see the profile",

@@ -232,7 +232,7 @@ func (o operation) path(id string) string {
 	default:
 		p = strings.Replace(p, "{id}", "nokey", 1)
 	}
-	p = strings.NewReplacer("{port}", "80", "{profile}", "test").Replace(p)
+	p = strings.NewReplacer("{port}", "80", "{name}", "token", "{profile}", "test").Replace(p)
 	if strings.Contains(p, "/files") && o.body == "" {
 		p += "?path=/workspace"
 	}

@@ -141,14 +141,22 @@ func (s *Server) catalogueRoutes() {
 	route(s, op("probeExtension", "POST", "/v1/extensions/{id}/probe", read, "catalogue", "Ask an extension how many sandboxes it can take now"), s.probe)
 }
 
-// accountRoutes are API keys, credits and quotas.
+// accountRoutes are API keys, secrets, credits and quotas.
 func (s *Server) accountRoutes() {
-	const read, admin = sandboxer.ScopeRead, sandboxer.ScopeAdmin
+	const read, write, admin = sandboxer.ScopeRead, sandboxer.ScopeWrite, sandboxer.ScopeAdmin
 	o := op("createKey", "POST", "/v1/keys", admin, "keys", "Make an API key; its token is shown only once")
 	o.DefaultStatus = http.StatusCreated
 	routeJSON(s, o, s.createKey)
 	route(s, op("listKeys", "GET", "/v1/keys", admin, "keys", "List API keys"), s.keys)
 	route(s, op("revokeKey", "DELETE", "/v1/keys/{id}", admin, "keys", "Revoke an API key and end its streams"), s.revokeKey)
+
+	o = op("setSecret", "PUT", "/v1/secrets/{name}", write, "secrets", "Set a secret; its value cannot be read again")
+	o.Description += " A value that it has already makes no new version. Sandboxes keep the version that they were created with."
+	routeJSON(s, o, s.setSecret)
+	route(s, op("listSecrets", "GET", "/v1/secrets", read, "secrets", "List secrets, without values"), s.secrets)
+	o = op("removeSecret", "DELETE", "/v1/secrets/{name}", write, "secrets", "Remove a secret that nothing needs")
+	o.Description += " Refused with 409 while a sandbox, a snapshot or the file of an extension refers to it."
+	route(s, o, s.removeSecret)
 
 	route(s, op("getBalance", "GET", "/v1/credits", read, "credits", "The balance of a tenant"), s.balance)
 	routeJSON(s, op("grantCredits", "POST", "/v1/credits/grants", admin, "credits", "Grant credits to a tenant"), s.grant)

@@ -24,6 +24,7 @@ type Resolved struct {
 	MaxCost       sandboxer.Credits
 	Key, Digest   string
 	NoWaiting     bool
+	Secrets       map[string]sandboxer.SecretRef
 	Asked         sandboxer.CreateRequest // a create as it came; zero for a restore, whose ID no other request can ask for
 
 	Place string // where it has to be made, whatever was requested; empty leaves that to its extension
@@ -37,13 +38,13 @@ func (r *Resolved) SetID(id string) { r.ID, r.Spec.ID = id, id }
 
 // Same reports whether other asks for what r asks for, so that both can have one sandbox.
 func (r *Resolved) Same(other *Resolved) bool {
-	return r.Tenant == other.Tenant && !r.IsOther(other.Thread) && r.isFulfilledBy(other.Spec, other.Name, other.Spec.Env)
+	return r.Tenant == other.Tenant && !r.IsOther(other.Thread) && r.isFulfilledBy(other.Spec, other.Name, other.Spec.Env, other.Secrets)
 }
 
 // Matches reports whether sb, which has the environment env, is what r asks for, so that r may be
 // answered with it.
 func (r *Resolved) Matches(sb *sandboxer.Sandbox, env map[string]string) bool {
-	return r.Tenant == sb.Tenant && !r.IsOther(sb.Thread) && r.isFulfilledBy(sb.Spec, sb.Name, env)
+	return r.Tenant == sb.Tenant && !r.IsOther(sb.Thread) && r.isFulfilledBy(sb.Spec, sb.Name, env, sb.Secrets)
 }
 
 // IsOther reports whether r asks for a thread and the ID belongs to another one. A request that names only the
@@ -56,7 +57,7 @@ func (r *Resolved) IsOther(thread sandboxer.Thread) bool {
 // isFulfilledBy reports whether a sandbox of this spec, name and environment has the
 // profile and the inputs that r asks for, and everything else that the request itself names.
 // What it leaves to the profile does not count: the profile may have changed.
-func (r *Resolved) isFulfilledBy(spec sandboxer.Spec, name string, env map[string]string) bool {
+func (r *Resolved) isFulfilledBy(spec sandboxer.Spec, name string, env map[string]string, secrets map[string]sandboxer.SecretRef) bool {
 	asked := &r.Asked
 	has := func(all, some map[string]string) bool {
 		for k, v := range some {
@@ -65,6 +66,11 @@ func (r *Resolved) isFulfilledBy(spec sandboxer.Spec, name string, env map[strin
 			}
 		}
 		return true
+	}
+	for variable, secret := range asked.Secrets {
+		if secrets[variable].Name != secret {
+			return false
+		}
 	}
 	is := func(want, got int64) bool { return want == 0 || want == got }
 	return r.Spec.Profile.ID == spec.Profile.ID && maps.Equal(r.Spec.Inputs, spec.Inputs) &&
@@ -80,7 +86,7 @@ func (r *Resolved) isFulfilledBy(spec sandboxer.Spec, name string, env map[strin
 		(asked.Network == nil || asked.Network.Mode == spec.Network.Mode && slices.Equal(asked.Network.Allow, spec.Network.Allow)) &&
 		is(asked.Limits.MilliCPU, spec.Limits.MilliCPU) && is(asked.Limits.MemoryBytes, spec.Limits.MemoryBytes) &&
 		is(asked.Limits.DiskBytes, spec.Limits.DiskBytes) && is(asked.Limits.PIDs, spec.Limits.PIDs) && is(int64(asked.Limits.GPUs), int64(spec.Limits.GPUs)) &&
-		has(spec.Labels, asked.Labels) && has(env, asked.Env) &&
+		has(spec.Labels, asked.Labels) && has(env, asked.Env) && !overlap(secrets, asked.Env) &&
 		!slices.ContainsFunc(asked.Mounts, func(m sandboxer.Mount) bool { return !slices.Contains(spec.Mounts, m) })
 }
 
@@ -118,7 +124,7 @@ func (s *Site) Create(p sandboxer.Principal, req sandboxer.CreateRequest) (*Reso
 	}
 	return &Resolved{
 		Tenant: p.Tenant, Actor: p.Actor, ID: spec.ID, Shown: shown, Thread: thread, Name: req.Name, Extension: e.Info.ID, Spec: spec,
-		TTL: lifecycle.LifeOf(prof, req.TTL), MaxCost: req.MaxCost,
+		TTL: lifecycle.LifeOf(prof, req.TTL), MaxCost: req.MaxCost, Secrets: secretRefs(p.Tenant, req.Secrets),
 		Key: req.Key, Digest: s.kept(createDigest(req)), NoWaiting: req.NoWaiting, Asked: req,
 	}, nil
 }
@@ -131,6 +137,7 @@ func (s *Site) checkCreate(prof sandboxer.Profile, req sandboxer.CreateRequest) 
 		req.Limits.Check(),
 		s.checkNetwork(prof.Network, req.Network),
 		checkMounts(prof, req.Mounts),
+		checkSecrets(prof, req),
 		checkUser(req.User),
 		checkSize(req),
 	)
@@ -381,7 +388,7 @@ func (r *Resolved) Record(generation int, at time.Time, renews bool) *sandboxer.
 	sb := &sandboxer.Sandbox{
 		ID: r.ID, Generation: generation, Name: r.Name, Tenant: r.Tenant, Thread: r.Thread,
 		Profile: r.Spec.Profile.ID, Extension: r.Extension, Host: cmp.Or(r.Place, r.Spec.Host), Consumer: r.Spec.Consumer,
-		State: sandboxer.Creating, Spec: r.Spec, CreatedAt: at, ExpiresAt: at.Add(r.TTL),
+		State: sandboxer.Creating, Spec: r.Spec, Secrets: r.Secrets, CreatedAt: at, ExpiresAt: at.Add(r.TTL),
 	}
 	if r.Shown != r.ID {
 		sb.ShownID = r.Shown

@@ -2,6 +2,7 @@ package spec
 
 import (
 	"cmp"
+	"maps"
 	"strings"
 
 	"github.com/sand-boxer/sandboxer"
@@ -45,11 +46,13 @@ func (s *Site) Restore(p sandboxer.Principal, rec *sandboxer.SnapshotRecord, env
 		return nil, err
 	}
 	spec.ID = newID(rec.Tenant, shown)
+	secrets := maps.Clone(rec.Secrets)
+	maps.DeleteFunc(secrets, func(variable string, _ sandboxer.SecretRef) bool { _, given := req.Env[variable]; return given })
 	err = cmp.Or(
 		checkCommon(prof, commonRequest{name: req.Name, key: req.Key, ttl: req.TTL, env: req.Env, labels: req.Labels, maxCost: req.MaxCost}),
 		s.mayPause(prof.Extension, req.OnIdle, req.OnTTL),
 		checkSize(sized),
-		s.CheckStillAllowed(p, prof, spec, "snapshot "+rec.ID),
+		s.CheckStillAllowed(p, prof, spec, secrets, "snapshot "+rec.ID),
 	)
 	if err != nil {
 		return nil, err
@@ -62,7 +65,7 @@ func (s *Site) Restore(p sandboxer.Principal, rec *sandboxer.SnapshotRecord, env
 		Tenant: rec.Tenant, Actor: p.Actor, ID: spec.ID, Shown: shown, Name: req.Name, Extension: e.Info.ID, Spec: spec,
 		TTL: lifecycle.LifeOf(prof, req.TTL), MaxCost: req.MaxCost,
 		Key: req.Key, Digest: s.kept(restoreDigest(rec.ID, req)), NoWaiting: req.NoWaiting,
-		From: rec, As: as,
+		From: rec, As: as, Secrets: secrets,
 	}
 	if as == sandboxer.SnapshotNative {
 		r.Place = rec.Host // it is there; no caller asked for that

@@ -198,7 +198,7 @@ func (s *Site) ceilings(spec sandboxer.Spec) sandboxer.Limits {
 
 // CheckStillAllowed refuses callers without the admin scope a saved or paused sandbox that has
 // more than prof gives now. what names it.
-func (s *Site) CheckStillAllowed(p sandboxer.Principal, prof sandboxer.Profile, spec sandboxer.Spec, what string) error {
+func (s *Site) CheckStillAllowed(p sandboxer.Principal, prof sandboxer.Profile, spec sandboxer.Spec, secrets map[string]sandboxer.SecretRef, what string) error {
 	if p.Can(sandboxer.ScopeAdmin) {
 		return nil
 	}
@@ -210,6 +210,9 @@ func (s *Site) CheckStillAllowed(p sandboxer.Principal, prof sandboxer.Profile, 
 	if err == nil {
 		spec.Vouched = vouched(p, spec.Vouched) // else whoever gave it
 		err = s.admitMounts(spec)
+	}
+	if err == nil {
+		err = offers(prof, secrets)
 	}
 	if err == nil {
 		return nil

@@ -37,7 +37,19 @@ func (s *Store) CreateSandbox(ctx context.Context, sb *sandboxer.Sandbox, w sand
 	if err != nil {
 		return err
 	}
+	secrets := sb.Secrets
 	err = s.commit(ctx, true, func(t *tx) error {
+		if len(sb.Secrets) > 0 {
+			var err error
+			own := *sb
+			if own.Secrets, err = t.fillSecrets(sb); err == nil {
+				values, err = sandboxValues(&own)
+			}
+			if err != nil {
+				return err
+			}
+			secrets = own.Secrets
+		}
 		var generation int
 		var state sandboxer.State
 		found, err := t.row(newestSandbox, []any{sb.ID}, &generation, &state)
@@ -57,7 +69,7 @@ func (s *Store) CreateSandbox(ctx context.Context, sb *sandboxer.Sandbox, w sand
 		return err
 	}, w)
 	if err == nil {
-		sb.Version = 1
+		sb.Version, sb.Secrets = 1, secrets
 	}
 	return err
 }

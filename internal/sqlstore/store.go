@@ -99,6 +99,16 @@ func (s *Store) commit(ctx context.Context, grows bool, do func(*tx) error, w sa
 				return err
 			}
 		}
+		if w.Secret != nil {
+			if err := t.putSecret(*w.Secret); err != nil {
+				return err
+			}
+		}
+		if w.NoSecret != nil {
+			if err := t.removeSecret(*w.NoSecret); err != nil {
+				return err
+			}
+		}
 		for _, r := range w.Snapshots {
 			if err := t.putSnapshot(r); err != nil {
 				return err

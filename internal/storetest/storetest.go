@@ -126,6 +126,15 @@ var behaviours = []behaviour{
 	{"keys/API key is put, replaced and listed", apiKeys},
 	{"keys/API key is written with its event", apiKeyInWrites},
 
+	{"secrets/versions grow, and the newest is found", secretVersions},
+	{"secrets/belong to a tenant", secretTenants},
+	{"secrets/a version is kept while something refers to it", secretKept},
+	{"secrets/a sandbox gets the newest version, once", secretOfSandbox},
+	{"secrets/removal names what refers to it", secretRemoval},
+	{"secrets/bounds", secretBounds},
+	{"secrets/written with their event or not at all", secretAtomic},
+	{"secrets/survive reopening", secretReopen},
+
 	{"snapshots/versions", snapshotVersions},
 	{"snapshots/a name means one that is not dropped", snapshotNames},
 	{"snapshots/every field survives", snapshotEveryField},

@@ -1,0 +1,65 @@
+package spec
+
+import (
+	"maps"
+	"slices"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/suggest"
+)
+
+// secretRefs are the secrets of tenant that a request names, by environment variable, in their newest versions.
+func secretRefs(tenant string, asked map[string]string) map[string]sandboxer.SecretRef {
+	if len(asked) == 0 {
+		return nil
+	}
+	refs := make(map[string]sandboxer.SecretRef, len(asked))
+	for variable, name := range asked {
+		refs[variable] = sandboxer.SecretRef{Tenant: tenant, Name: name}
+	}
+	return refs
+}
+
+// checkSecrets refuses secrets that no request may name.
+func checkSecrets(prof sandboxer.Profile, req sandboxer.CreateRequest) error {
+	if n := len(req.Secrets); n > sandboxer.MaxSandboxSecrets {
+		return sandboxer.E(sandboxer.Invalid, nil, "%d secrets are too many for one sandbox: want at most %d", n, sandboxer.MaxSandboxSecrets)
+	}
+	if err := checkEnv(req.Secrets); err != nil {
+		return err
+	}
+	refs := secretRefs("", req.Secrets)
+	if overlap(refs, req.Env) {
+		return sandboxer.E(sandboxer.Invalid, nil, "an environment variable is given both a value and a secret").WithHint("leave out one of them")
+	}
+	return offers(prof, refs)
+}
+
+// offers refuses, as Denied, secrets that the profile does not offer, and, as Invalid, names that no secret has.
+func offers(prof sandboxer.Profile, refs map[string]sandboxer.SecretRef) error {
+	for _, variable := range slices.Sorted(maps.Keys(refs)) {
+		name := refs[variable].Name
+		if err := sandboxer.CheckSecretName(name); err != nil {
+			return err
+		}
+		if slices.Contains(prof.Secrets, name) {
+			continue
+		}
+		err := sandboxer.E(sandboxer.Denied, nil, "profile %s offers no secret %s", prof.ID, name)
+		if len(prof.Secrets) > 0 {
+			return err.WithHint("it offers: %s", suggest.List(prof.Secrets))
+		}
+		return err.WithHint("ask the operator to list it in the profile, under secrets")
+	}
+	return nil
+}
+
+// overlap reports whether one variable is in both.
+func overlap(refs map[string]sandboxer.SecretRef, env map[string]string) bool {
+	for variable := range refs {
+		if _, ok := env[variable]; ok {
+			return true
+		}
+	}
+	return false
+}

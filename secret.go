@@ -1,0 +1,66 @@
+package sandboxer
+
+import (
+	"fmt"
+	"strings"
+	"time"
+)
+
+// SecretRef names a secret. Records keep it in place of the value.
+type SecretRef struct {
+	// Tenant is whose secret it is; it is found under no other tenant. Empty means the operator's, which only files of
+	// the installation name, never a request.
+	Tenant string `json:"tenant,omitempty"`
+	Name   string `json:"name"`
+	// Version is 1 or more. 0 means the newest; records have none with 0.
+	Version int64 `json:"version,omitempty"`
+}
+
+// SecretRecord is one version of a secret, as the database keeps it.
+type SecretRecord struct {
+	SecretRef
+	Sealed    []byte    `json:"-"` // the value, encrypted by the manager; nil in lists
+	CreatedAt time.Time `json:"created_at"`
+	// Versions is how many versions are kept, this one included. The store sets it.
+	Versions int `json:"versions"`
+}
+
+// SecretRemoval removes all versions of a secret.
+type SecretRemoval struct {
+	Tenant, Name string
+	Force        bool // also if a record refers to it, which then cannot read it any more
+}
+
+// Bounds of secrets.
+const (
+	MaxSecretBytes    = 64 << 10 // of one value
+	MaxSecretName     = 64       // bytes
+	MaxSecrets        = 200      // of one tenant
+	MaxSecretVersions = 16       // of one secret that are kept at the same time, because records refer to them
+	MaxSandboxSecrets = 16       // of one sandbox
+)
+
+var secretName = lazyRegexp(fmt.Sprintf(`^[A-Za-z0-9][A-Za-z0-9._-]{0,%d}$`, MaxSecretName-1))
+
+// CheckSecretName refuses an invalid name of a secret. Kind: Invalid. The message does not repeat the name, which may be a
+// value that was given in its place.
+func CheckSecretName(name string) error {
+	if !secretName().MatchString(name) {
+		return E(Invalid, nil, "this is not the name of a secret: want 1 to %d letters, digits, dots, hyphens and underscores, the first a letter or a digit", MaxSecretName).
+			WithHint("choose a name such as registry-token; the value is given on stdin or in a file")
+	}
+	return nil
+}
+
+// String returns the name of the secret and, if it is known, its version.
+func (r SecretRef) String() string {
+	var b strings.Builder
+	if r.Tenant == "" {
+		b.WriteString("operator's ")
+	}
+	b.WriteString("secret " + r.Name)
+	if r.Version > 0 {
+		fmt.Fprintf(&b, " (version %d)", r.Version)
+	}
+	return b.String()
+}
