@@ -41,6 +41,7 @@ type brokerConfig struct {
 	History    time.Duration                                                       // how long ended things are kept; 0 for ever
 	MaxExecs   int                                                                 // commands at once; 0 for the default
 	MaxStreams int                                                                 // other uses at once; 0 for the default
+	Overrun    func(extension string, beyond sandboxer.Credits)                    // may be nil
 	Pooled     func(profile string, warm bool)                                     // may be nil
 	Abandoned  func(extension, op string, change int)                              // may be nil
 	OOMKilled  func(extension, what string)                                        // may be nil
@@ -166,7 +167,7 @@ func newBroker(ctx context.Context, cfg brokerConfig) (_ *broker, err error) {
 	if cfg.MaxStreams > 0 {
 		streams = access.Shares(cfg.MaxStreams)
 	}
-	if b.manager, err = manager.New(b.store, profilesOf(cat), exts, manager.Options{Quotas: cat.Quotas, Execs: execs, Streams: streams, SnapshotStore: b.snapshots, Owner: b.owner, Key: seal, WentBack: b.store.WentBack(), Log: cfg.Log, History: cfg.History, OOMKilled: cfg.OOMKilled, Pooled: cfg.Pooled, Stop: stopTime}); err != nil {
+	if b.manager, err = manager.New(b.store, profilesOf(cat), exts, manager.Options{Quotas: cat.Quotas, Execs: execs, Streams: streams, SnapshotStore: b.snapshots, Owner: b.owner, Key: seal, WentBack: b.store.WentBack(), Log: cfg.Log, History: cfg.History, OOMKilled: cfg.OOMKilled, Pooled: cfg.Pooled, Overrun: cfg.Overrun, Stop: stopTime}); err != nil {
 		return nil, err
 	}
 	if err := b.manager.Start(ctx); err != nil {

@@ -401,6 +401,7 @@ func (c *creation) quote(ctx context.Context, sb *sandboxer.Sandbox) (sandboxer.
 			return sandboxer.MeterQuote{}, err
 		}
 	}
+	byBackend := q != nil
 	if q == nil {
 		p := c.Spec.Profile.Price
 		q = &sandboxer.MeterQuote{Setup: p.Setup, PerHour: p.PerHour}
@@ -409,7 +410,7 @@ func (c *creation) quote(ctx context.Context, sb *sandboxer.Sandbox) (sandboxer.
 		}
 		q.Amount = q.For(c.TTL)
 	}
-	q.Duration = c.TTL
+	q.Duration, q.ByBackend = c.TTL, byBackend
 	if q.Amount < 0 || q.Setup < 0 || q.PerHour < 0 {
 		return sandboxer.MeterQuote{}, sandboxer.E(sandboxer.Internal, fmt.Errorf("quote %+v", *q), "%s quotes a negative price", c.ext.Info.ID)
 	}
