@@ -56,7 +56,12 @@ type MeterQuote struct {
 	Detail   string        `json:"detail,omitempty"` // how the amount was calculated, for display
 	// ByBackend says that the backend gave the price, and not the profile. The broker sets it.
 	ByBackend bool `json:"by_backend,omitempty"`
+	// Rows are the rows of the price book by which it was calculated, as they were then.
+	Rows []PriceRow `json:"rows,omitempty"`
 }
+
+// MaxPriceRows bounds the rows of a quote.
+const MaxPriceRows = 32
 
 // For returns the price of a life of d by the quote's rates, rounded half to even. A negative d counts
 // as 0. An amount beyond the range of Credits becomes the nearest one in the range.

@@ -136,7 +136,7 @@ func NewSandbox(sb *sandboxer.Sandbox) Sandbox {
 	if u := sb.Usage; !u.At.IsZero() {
 		out.Usage = &Usage{At: u.At, Cost: Credits(u.Cost), CPU: int64(u.CPU), MiBMillis: u.MiBMillis, RxBytes: u.RxBytes, TxBytes: u.TxBytes, Final: u.Final}
 	}
-	if sb.Quote != (sandboxer.MeterQuote{}) {
+	if q := sb.Quote; q.Amount != 0 || q.Setup != 0 || q.PerHour != 0 || q.Duration != 0 || q.Detail != "" {
 		q := NewQuote(sb.Quote)
 		out.Quote = &q
 	}
@@ -170,13 +170,14 @@ type Quote struct {
 	Duration Duration `json:"duration" example:"30m0s"`
 	Detail   string   `json:"detail,omitempty" doc:"How it was calculated"`
 
-	ByBackend bool `json:"by_backend,omitempty" doc:"The backend gave the price, and not the profile"`
+	ByBackend bool                 `json:"by_backend,omitempty" doc:"The backend gave the price, and not the profile"`
+	Rows      []sandboxer.PriceRow `json:"rows,omitempty" doc:"Rows of the price book by which it was calculated"`
 }
 
 // NewQuote converts a quote to its public form.
 func NewQuote(q sandboxer.MeterQuote) Quote {
 	return Quote{Amount: Credits(q.Amount), Setup: Credits(q.Setup), PerHour: Credits(q.PerHour),
-		Duration: Duration(q.Duration), Detail: q.Detail, ByBackend: q.ByBackend}
+		Duration: Duration(q.Duration), Detail: q.Detail, ByBackend: q.ByBackend, Rows: q.Rows}
 }
 
 // Plan is the expected result of a create request.

@@ -237,6 +237,7 @@ func (e ExtensionFile) open(ctx context.Context, c *Catalog, owner, stateDir str
 	o := Opened{Info: e.Info()}
 	env := e.Env(owner, stateDir, log)
 	env.Own = append(env.Own, c.Own...)
+	env.Prices = c.Prices
 	if c.Notes != nil {
 		env.Notes = c.Notes(e.ID, env.Dir)
 	}

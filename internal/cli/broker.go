@@ -100,6 +100,9 @@ func newBroker(ctx context.Context, cfg brokerConfig) (_ *broker, err error) {
 	if err != nil {
 		return nil, err
 	}
+	if old := cat.StalePrices(time.Now()); len(old) > 0 {
+		cfg.Log.Warn(stalePrices(old))
+	}
 	b := &broker{cfg: cfg, cat: cat}
 	if b.store, err = sqlstore.OpenSQLite(ctx, cfg.Dir, sqlstore.Options{Log: cfg.Log, Beside: []string{ownerFile, keyFile}}); err != nil {
 		return nil, err
@@ -285,7 +288,7 @@ func (b *broker) reload(ctx context.Context) (api.Reload, error) {
 	b.manager.SetQuotas(cat.Quotas)
 	r.Quotas = !reflect.DeepEqual(b.cat.Quotas, cat.Quotas)
 	// For extensions, the open ones count, and not the files that were read last.
-	b.cat = &catalog.Catalog{Extensions: b.cat.Extensions, Profiles: cat.Profiles, Quotas: cat.Quotas}
+	b.cat = &catalog.Catalog{Extensions: b.cat.Extensions, Profiles: cat.Profiles, Quotas: cat.Quotas, Prices: b.cat.Prices}
 	b.cfg.Log.InfoContext(ctx, "profiles reloaded", "added", r.Added, "changed", r.Changed, "removed", r.Removed, "restart", r.Restart, "quotas", r.Quotas)
 	return r, nil
 }
