@@ -50,6 +50,8 @@ type Env struct {
 	// its configuration does not list finds them this way. It is nil if no records are kept. It must
 	// not be called before Open has returned.
 	Recorded func(ctx context.Context) ([]Handle, error)
+	// Prices are the rows of the price book, for an adapter of this program that quotes by them.
+	Prices []PriceRow
 	// Notes keep the extension's private records, and locks for them. An extension in another process (package
 	// extension) has them too: the hello carries the key that seals them, and the process keeps them in Dir itself. They
 	// are nil if the server there is older than they are.

@@ -181,7 +181,9 @@ type Quoter interface {
 }
 
 // Meter returns the total consumption of a sandbox since Provision, so that two reads never charge
-// twice.
+// twice. The broker asks before Teardown, and again once the sandbox is proven gone: then a Final reading
+// is what it cost, and a reading that is not Final, like an error other than NotFound, means that the
+// backend does not know yet. Kinds: NotFound when the extension knows nothing of the sandbox (any more).
 type Meter interface {
 	MeterActual(ctx context.Context, h Handle, duration time.Duration) (Usage, error)
 }

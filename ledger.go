@@ -54,7 +54,14 @@ type MeterQuote struct {
 	PerHour  Credits       `json:"per_hour,omitempty"` // the rest, for each hour of life
 	Duration time.Duration `json:"duration_ns"`
 	Detail   string        `json:"detail,omitempty"` // how the amount was calculated, for display
+	// ByBackend says that the backend gave the price, and not the profile. The broker sets it.
+	ByBackend bool `json:"by_backend,omitempty"`
+	// Rows are the rows of the price book by which it was calculated, as they were then.
+	Rows []PriceRow `json:"rows,omitempty"`
 }
+
+// MaxPriceRows bounds the rows of a quote.
+const MaxPriceRows = 32
 
 // For returns the price of a life of d by the quote's rates, rounded half to even. A negative d counts
 // as 0. An amount beyond the range of Credits becomes the nearest one in the range.
@@ -115,14 +122,32 @@ func addCredits(a, b Credits) Credits {
 	}
 }
 
-// Usage is the total consumption of a sandbox since Provision.
+// Usage is the total consumption of a sandbox since Provision, in exact units.
 type Usage struct {
-	At      time.Time     `json:"at"`
-	Cost    Credits       `json:"cost"`
-	CPU     time.Duration `json:"cpu_ns,omitempty"`
-	RxBytes int64         `json:"rx_bytes,omitempty"`
-	TxBytes int64         `json:"tx_bytes,omitempty"`
+	At        time.Time     `json:"at"`
+	Cost      Credits       `json:"cost"`
+	CPU       time.Duration `json:"cpu_ns,omitempty"`
+	MiBMillis int64         `json:"mib_ms,omitempty"` // memory: MiB times milliseconds
+	RxBytes   int64         `json:"rx_bytes,omitempty"`
+	TxBytes   int64         `json:"tx_bytes,omitempty"`
+	// Final says that the sandbox has ended and that no later reading differs.
+	Final bool `json:"final,omitempty"`
 }
+
+// Check reports a reading that cannot be true: a negative amount.
+func (u Usage) Check() error {
+	if min(int64(u.Cost), int64(u.CPU), u.MiBMillis, u.RxBytes, u.TxBytes) < 0 {
+		return E(Internal, nil, "a meter reports a negative amount: cost %s, cpu_ns %d, mib_ms %d, rx_bytes %d, tx_bytes %d", u.Cost, int64(u.CPU), u.MiBMillis, u.RxBytes, u.TxBytes)
+	}
+	return nil
+}
+
+// Billing says how far the bill of a terminated sandbox is.
+type Billing string
+
+// BillingPending is of a terminated sandbox whose backend does not know yet what it cost. Its hold stays open
+// until the backend knows, an hour at most. The empty Billing is of every other sandbox.
+const BillingPending Billing = "pending"
 
 // EntryType is the kind of a ledger entry.
 type EntryType string
@@ -140,7 +165,7 @@ const (
 // An Entry is one immutable ledger line. A balance is the sum of grants, holds and voids. Writing the
 // same booking twice under one Key has no effect, so that it is safe to repeat; another booking under
 // that Key is a Conflict. For a terminated sandbox holds + posts + voids sum to zero (posts counted
-// positive): nothing stays on hold.
+// positive): nothing stays on hold, except while its bill is pending ([BillingPending]).
 type Entry struct {
 	Key        string    `json:"key"`
 	Tenant     string    `json:"tenant"`

@@ -55,7 +55,9 @@ type Sandbox struct {
 	Opened       []OpenPort           `json:"opened,omitempty"` // ports that the port proxy serves
 	Cleanup      *CleanupReport       `json:"cleanup,omitempty"`
 	Quote        MeterQuote           `json:"quote,omitzero"` // price at creation: later price changes do not affect it
-	Cost         Credits              `json:"cost,omitempty"` // charged so far; final once terminated
+	Cost         Credits              `json:"cost,omitempty"` // charged so far; final once terminated and not pending
+	Usage        Usage                `json:"usage,omitzero"` // last reading of the backend's meter; zero if there was none
+	Billing      Billing              `json:"billing,omitempty"`
 
 	// RestoredFrom is the snapshot that the sandbox was restored from, RestoredAs the form that was
 	// used: native or portable.
@@ -285,6 +287,7 @@ const (
 	EventSnapshot   EventType = "snapshot" // a snapshot was begun, sealed or dropped
 	EventKey        EventType = "key"      // an API key was made or revoked
 	EventSecret     EventType = "secret"   // a secret was set or removed
+	EventBilling    EventType = "billing"  // what it cost differs from what was on hold, or is not known yet
 	EventWarning    EventType = "warning"  // an operator should look at it
 )
 

@@ -20,7 +20,7 @@ const (
 	Pausing     State = "pausing"     // owes a sealed checkpoint, then Teardown (or the native freeze)
 	Paused      State = "paused"      // owes keeping the checkpoint
 	Terminating State = "terminating" // owes Teardown, then settling the ledger
-	Terminated  State = "terminated"  // owes nothing; history
+	Terminated  State = "terminated"  // owes nothing but a pending bill; history
 )
 
 // States lists every State in the order of a life.

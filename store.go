@@ -153,6 +153,7 @@ type Query struct {
 	States    []State
 	Labels    map[string]string // all must match
 	DueBefore time.Time         // ExpiresAt or RetryAt set and at or before this
+	Unsettled bool              // something is still on hold for them
 	After     string            // cursor
 	Limit     int               // at most MaxPage; 0 means DefaultPage
 }

@@ -80,7 +80,9 @@ type Sandbox struct {
 	Reachability sandboxer.Reachability   `json:"reachability,omitzero"`
 	Cleanup      *sandboxer.CleanupReport `json:"cleanup,omitempty"`
 	Quote        *Quote                   `json:"quote,omitempty"`
-	Cost         Credits                  `json:"cost" example:"0.00" doc:"Charged so far; final once terminated"`
+	Cost         Credits                  `json:"cost" example:"0.00" doc:"Charged so far; final once terminated, unless billing is pending"`
+	Usage        *Usage                   `json:"usage,omitempty" doc:"What its backend's meter read last"`
+	Billing      sandboxer.Billing        `json:"billing,omitempty" doc:"pending: it has ended, and its backend does not know yet what it cost. Its hold stays open until then, an hour at most"`
 
 	RestoredFrom string                 `json:"restored_from,omitempty" doc:"The snapshot it began with"`
 	RestoredAs   sandboxer.SnapshotKind `json:"restored_as,omitempty" doc:"In which form: native or portable"`
@@ -137,7 +139,11 @@ func NewSandbox(sb *sandboxer.Sandbox) Sandbox {
 	if p := sb.Pause; !p.At.IsZero() {
 		out.Pause = &Pause{Depth: p.Depth, Snapshot: p.Snapshot, At: p.At, Left: Duration(p.Left), Cause: p.Cause, Attempts: p.Attempts}
 	}
-	if sb.Quote != (sandboxer.MeterQuote{}) {
+	out.Billing = sb.Billing
+	if u := sb.Usage; !u.At.IsZero() {
+		out.Usage = &Usage{At: u.At, Cost: Credits(u.Cost), CPU: int64(u.CPU), MiBMillis: u.MiBMillis, RxBytes: u.RxBytes, TxBytes: u.TxBytes, Final: u.Final}
+	}
+	if q := sb.Quote; q.Amount != 0 || q.Setup != 0 || q.PerHour != 0 || q.Duration != 0 || q.Detail != "" {
 		q := NewQuote(sb.Quote)
 		out.Quote = &q
 	}
@@ -152,6 +158,17 @@ func (s *Sandbox) Addr() string {
 	return s.Tenant + "/" + s.ID
 }
 
+// Usage is what the meter of a sandbox's backend read. Integers are decimal text.
+type Usage struct {
+	At        time.Time `json:"at"`
+	Cost      Credits   `json:"cost" example:"0.08" doc:"What the backend says that it cost"`
+	CPU       int64     `json:"cpu_ns,string" example:"93000000000" doc:"Processor time in nanoseconds"`
+	MiBMillis int64     `json:"mib_ms,string" example:"1228800000" doc:"Memory in MiB times milliseconds"`
+	RxBytes   int64     `json:"rx_bytes,string" example:"1048576"`
+	TxBytes   int64     `json:"tx_bytes,string" example:"4096"`
+	Final     bool      `json:"final" doc:"No later reading differs: the cost counts, as far as it was on hold"`
+}
+
 // Quote is the price of a sandbox before it exists.
 type Quote struct {
 	Amount   Credits  `json:"amount" example:"0.12" doc:"For the whole duration, everything included"`
@@ -159,12 +176,15 @@ type Quote struct {
 	PerHour  Credits  `json:"per_hour" example:"0.24"`
 	Duration Duration `json:"duration" example:"30m0s"`
 	Detail   string   `json:"detail,omitempty" doc:"How it was calculated"`
+
+	ByBackend bool                 `json:"by_backend,omitempty" doc:"The backend gave the price, and not the profile"`
+	Rows      []sandboxer.PriceRow `json:"rows,omitempty" doc:"Rows of the price book by which it was calculated"`
 }
 
 // NewQuote converts a quote to its public form.
 func NewQuote(q sandboxer.MeterQuote) Quote {
 	return Quote{Amount: Credits(q.Amount), Setup: Credits(q.Setup), PerHour: Credits(q.PerHour),
-		Duration: Duration(q.Duration), Detail: q.Detail}
+		Duration: Duration(q.Duration), Detail: q.Detail, ByBackend: q.ByBackend, Rows: q.Rows}
 }
 
 // Plan is the expected result of a create request.

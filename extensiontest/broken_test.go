@@ -1425,6 +1425,22 @@ var mutants = []struct {
 			return u, err
 		}
 	}},
+	{"a live sandbox has its final bill", "meter/cumulative", func(b *broken, _ *fake.World) {
+		b.meter = func(ctx context.Context, h sandboxer.Handle, d time.Duration) (sandboxer.Usage, error) {
+			u, err := b.Extension.MeterActual(ctx, h, d)
+			u.Final = true
+			return u, err
+		}
+	}},
+	{"the final bill is less than the meter read", "meter/after the teardown", func(b *broken, _ *fake.World) {
+		b.meter = func(ctx context.Context, h sandboxer.Handle, d time.Duration) (sandboxer.Usage, error) {
+			u, err := b.Extension.MeterActual(ctx, h, d)
+			if u.Cost = 1; err != nil {
+				return sandboxer.Usage{At: time.Now(), Final: true}, nil
+			}
+			return u, err
+		}
+	}},
 	{"pause does nothing", "pause/a frozen process does not run", func(b *broken, _ *fake.World) {
 		b.pause = func(context.Context, sandboxer.Handle) error { return nil }
 	}},

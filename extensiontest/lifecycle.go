@@ -544,11 +544,34 @@ func (s *suite) meter(t *testing.T) {
 			if err != nil {
 				t.Fatal(describe(err))
 			}
-			if u.Cost < last.Cost || u.CPU < last.CPU || u.RxBytes < last.RxBytes || u.TxBytes < last.TxBytes || u.At.Before(last.At) {
+			if u.Cost < last.Cost || u.CPU < last.CPU || u.MiBMillis < last.MiBMillis || u.RxBytes < last.RxBytes || u.TxBytes < last.TxBytes || u.At.Before(last.At) {
 				t.Errorf("reading %d went back: %+v after %+v", i+1, u, last)
 			}
-			if u.Cost < 0 || time.Since(u.At).Abs() > time.Hour {
+			if u.Cost < 0 || u.Final || time.Since(u.At).Abs() > time.Hour {
 				t.Errorf("reading %d: %+v", i+1, u)
+			}
+			last = u
+		}
+	})
+	s.test(t, "after the teardown", func(t *testing.T) {
+		sb := s.up(t)
+		last, err := sb.b.MeterActual(ctx(t), sb.h, time.Minute)
+		if err != nil {
+			t.Fatal(describe(err))
+		}
+		if _, err := sb.b.Teardown(ctx(t), sb.h); err != nil {
+			t.Fatal(describe(err))
+		}
+		for range 2 {
+			u, err := s.open(t).MeterActual(ctx(t), sb.h, time.Minute)
+			if sandboxer.KindOf(err) == sandboxer.NotFound {
+				return // it knows nothing of it any more: the broker's clock counts
+			}
+			if err != nil {
+				t.Fatal(describe(err))
+			}
+			if u.Cost < last.Cost || last.Final && !(u.Final && u.Cost == last.Cost) {
+				t.Errorf("after the teardown: %+v after %+v", u, last)
 			}
 			last = u
 		}

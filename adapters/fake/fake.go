@@ -46,6 +46,10 @@ type Config struct {
 	// known.
 	Setup   sandboxer.Credits `yaml:"setup" json:"setup,omitempty"`
 	PerHour sandboxer.Credits `yaml:"per_hour" json:"per_hour,omitempty"`
+	// MeterPerHour is what the meter counts for an hour, where that is not PerHour.
+	MeterPerHour sandboxer.Credits `yaml:"meter_per_hour" json:"meter_per_hour,omitempty"`
+	// BillsAfter is how long after the end of a sandbox its final cost is known; 0: never.
+	BillsAfter time.Duration `yaml:"bills_after" json:"bills_after,omitempty"`
 	// ListDelay is how long listings lag behind the truth.
 	ListDelay time.Duration `yaml:"list_delay" json:"list_delay,omitempty"`
 	// Revision is what sandboxes are made of; with another value they are made of
@@ -76,8 +80,8 @@ func (c *Config) Validate() error {
 			return sandboxer.E(sandboxer.Invalid, nil, "drop: there is no capability %q", d)
 		}
 	}
-	if c.Capacity < 0 || c.Setup < 0 || c.PerHour < 0 || c.ListDelay < 0 {
-		return sandboxer.E(sandboxer.Invalid, nil, "capacity, setup, per_hour and list_delay cannot be negative")
+	if c.Capacity < 0 || c.Setup < 0 || c.PerHour < 0 || c.MeterPerHour < 0 || c.BillsAfter < 0 || c.ListDelay < 0 {
+		return sandboxer.E(sandboxer.Invalid, nil, "capacity, setup, per_hour, meter_per_hour, bills_after and list_delay cannot be negative")
 	}
 	for _, f := range c.Faults {
 		if err := f.validate(); err != nil {
@@ -539,13 +543,19 @@ func (e *Extension) EstimateCost(ctx context.Context, spec sandboxer.Spec, d tim
 func (e *Extension) MeterActual(ctx context.Context, h sandboxer.Handle, d time.Duration) (u sandboxer.Usage, err error) {
 	err = e.call(ctx, VerbMeter, h.SandboxID, func(Fault) error {
 		o, err := e.find(ctx, h)
+		if sandboxer.KindOf(err) == sandboxer.NotFound && e.cfg.BillsAfter > 0 {
+			o, err = e.world.ended(ctx, e.query(h))
+		}
 		if err != nil {
 			return err
 		}
 		u.At, u.CPU = time.Now(), o.CPU
-		if q := e.quote(u.At.Sub(o.CreatedAt)); q != nil {
-			u.Cost = q.Amount
+		until := u.At
+		if !o.RemovedAt.IsZero() {
+			until, u.Final = o.RemovedAt, u.At.Sub(o.RemovedAt)+1 >= e.cfg.BillsAfter // 1ns is at once
 		}
+		q := sandboxer.MeterQuote{Setup: e.cfg.Setup, PerHour: cmp.Or(e.cfg.MeterPerHour, e.cfg.PerHour)}
+		u.Cost = q.For(until.Sub(o.CreatedAt))
 		return nil
 	})
 	return u, err

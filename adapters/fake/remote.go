@@ -71,6 +71,7 @@ func (w *World) handler() http.Handler {
 	handle(mux, "create", w.create)
 	handle(mux, "find", w.find)
 	handle(mux, "remove", w.remove)
+	handle(mux, "ended", w.ended)
 	handle(mux, "list", w.list)
 	handle(mux, "save", w.save)
 	handle(mux, "drop", w.drop)
@@ -260,6 +261,10 @@ func (r *Remote) oomKill(ctx context.Context, id string) (none, error) {
 
 func (r *Remote) agent(ctx context.Context, q agentQuery) (string, error) {
 	return call[string](ctx, r, "agent", q)
+}
+
+func (r *Remote) ended(ctx context.Context, q query) (Object, error) {
+	return call[Object](ctx, r, "ended", q)
 }
 
 func (r *Remote) spend(ctx context.Context, s spending) (none, error) {

@@ -25,6 +25,7 @@ type world interface {
 	create(context.Context, createRequest) (Object, error)
 	find(context.Context, query) (Object, error)
 	remove(context.Context, query) ([]Object, error)
+	ended(context.Context, query) (Object, error)
 	list(context.Context, listing) ([]Object, error)
 	save(context.Context, saving) (sandboxer.Snapshot, error)
 	drop(context.Context, dropping) (none, error)
@@ -366,6 +367,18 @@ func (w *World) find(_ context.Context, q query) (Object, error) {
 		err = o.use()
 	}
 	return *o, err
+}
+
+// ended returns the last object that q names of those that were removed within the last hour.
+func (w *World) ended(_ context.Context, q query) (Object, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, o := range slices.Backward(w.removed) {
+		if o.Spec.ID == q.ID && o.Spec.Owner == q.Owner && (q.Generation == 0 || o.Spec.Generation == q.Generation) {
+			return o, nil
+		}
+	}
+	return Object{}, sandboxer.E(sandboxer.NotFound, nil, "there was no sandbox %s", q.ID)
 }
 
 // newest returns what q names, the highest generation if there are several.

@@ -25,6 +25,7 @@ func (p *peer) MeterActual(ctx context.Context, h sandboxer.Handle, _ time.Durat
 		// It reports a negative figure for what it cannot measure.
 		u.CPU, u.RxBytes, u.TxBytes = max(s.CPU, 0), max(s.RxBytes, 0), max(s.TxBytes, 0)
 	}
+	u.Final = sb.State == sandboxer.Terminated && sb.Billing == ""
 	if sb.State != sandboxer.Terminated && sb.Quote != nil && !sb.ReadyAt.IsZero() {
 		q := sandboxer.MeterQuote{Setup: sb.Quote.Setup.Std(), PerHour: sb.Quote.PerHour.Std()}
 		until := u.At

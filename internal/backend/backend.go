@@ -643,7 +643,13 @@ func (b *Backend) MeterActual(ctx context.Context, h sandboxer.Handle, d time.Du
 	if b.meter == nil {
 		return u, b.cannot(sandboxer.CanMeter)
 	}
-	return call(ctx, b, "meter", b.opts.Short, func(ctx context.Context) (sandboxer.Usage, error) { return b.meter.MeterActual(ctx, h, d) })
+	return call(ctx, b, "meter", b.opts.Short, func(ctx context.Context) (sandboxer.Usage, error) {
+		u, err := b.meter.MeterActual(ctx, h, d)
+		if time.Since(u.At).Abs() > 24*time.Hour { // what a backend says of the time need not be storable
+			u.At = time.Now()
+		}
+		return u, cmp.Or(err, u.Check())
+	})
 }
 
 // Pause freezes the sandbox by the backend's own means.

@@ -25,10 +25,12 @@ import (
 	"slices"
 	"strings"
 	"sync/atomic"
+	"time"
 
 	"go.yaml.in/yaml/v4"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/prices"
 	"github.com/sand-boxer/sandboxer/internal/suggest"
 )
 
@@ -39,7 +41,7 @@ const BuiltIn = "built-in"
 // earlier layer also has replaces that one as a whole.
 type Layer struct {
 	Name string // "built-in", "system", "user", …: shown as the origin
-	// FS holds extensions/*.yaml and profiles/*.yaml (or .yml), and quotas.yaml. Nil holds
+	// FS holds extensions/*.yaml and profiles/*.yaml (or .yml), quotas.yaml and prices.yaml. Nil holds
 	// nothing.
 	FS   fs.FS
 	Root string // shown before the names of files of FS
@@ -114,7 +116,8 @@ type ProfileFile struct {
 type Catalog struct {
 	Extensions []ExtensionFile
 	Profiles   []ProfileFile
-	Quotas     sandboxer.Quotas // of the last layer that has any
+	Quotas     sandboxer.Quotas     // of the last layer that has any
+	Prices     []sandboxer.PriceRow // the price book, of the last layer that has one
 
 	// Own are directories of the broker's own in addition to those of extensions, as sandboxer.Env.Own.
 	Own []string
@@ -129,6 +132,16 @@ type Catalog struct {
 	// Recorded is what extensions get as sandboxer.Env.Recorded, for the one named; nil where
 	// there are no records. The code that opens them sets it.
 	Recorded func(ctx context.Context, extension string) ([]sandboxer.Handle, error)
+}
+
+// StalePrices names the old rows of the price book by which extensions quote: those of a provider whose name is
+// that of an extension's adapter.
+func (c *Catalog) StalePrices(now time.Time) []string {
+	used := map[string]bool{}
+	for _, e := range c.Extensions {
+		used[e.Adapter.Kind] = true
+	}
+	return prices.Stale(slices.DeleteFunc(slices.Clone(c.Prices), func(r sandboxer.PriceRow) bool { return !used[r.Provider] }), now)
 }
 
 // Profile returns the profile of that name, with or without the prefix "profile.".
@@ -180,6 +193,7 @@ type loader struct {
 	exts     map[string]ExtensionFile
 	profiles map[string]ProfileFile
 	quotas   sandboxer.Quotas
+	prices   []sandboxer.PriceRow
 	broken   map[string]bool // IDs whose file is faulty: no reference to them is a second fault
 }
 
@@ -192,7 +206,7 @@ func Load(layers []Layer, adapters []sandboxer.Adapter) (*Catalog, error) {
 	for _, layer := range layers {
 		l.layer(layer)
 	}
-	c := &Catalog{Quotas: l.quotas}
+	c := &Catalog{Quotas: l.quotas, Prices: l.prices}
 	for _, e := range l.exts {
 		c.Extensions = append(c.Extensions, e)
 	}
@@ -235,13 +249,18 @@ func (l *loader) layer(layer Layer) {
 				l.read(layer.FS, path.Join(dir, name), where, Origin{layer.Name, shown}, l.kind(dir == "extensions", seen))
 			}
 		}
-		// A dangling link is a fault, and not the absence of bounds.
-		if _, err := fs.Lstat(layer.FS, quotasFile); whole && !errors.Is(err, fs.ErrNotExist) {
-			shown := quotasFile
-			if layer.Root != "" {
-				shown = filepath.Join(layer.Root, quotasFile)
+		for _, single := range []struct {
+			name string
+			take func(*file, *yaml.Node)
+		}{{quotasFile, l.readQuotas}, {pricesFile, l.readPrices}} {
+			// A dangling link is a fault, and not the absence of bounds.
+			if _, err := fs.Lstat(layer.FS, single.name); whole && !errors.Is(err, fs.ErrNotExist) {
+				shown := single.name
+				if layer.Root != "" {
+					shown = filepath.Join(layer.Root, single.name)
+				}
+				l.read(layer.FS, single.name, "", Origin{layer.Name, shown}, single.take)
 			}
-			l.read(layer.FS, quotasFile, "", Origin{layer.Name, shown}, l.readQuotas)
 		}
 	}
 	for _, f := range layer.Files {
@@ -258,13 +277,22 @@ func (l *loader) kind(isExt bool, seen map[string]Origin) func(*file, *yaml.Node
 	return func(f *file, n *yaml.Node) { l.profile(f, n, seen) }
 }
 
-// quotasFile has the quotas of tenants.
-const quotasFile = "quotas.yaml"
+// quotasFile has the quotas of tenants, pricesFile the price book.
+const (
+	quotasFile = "quotas.yaml"
+	pricesFile = "prices.yaml"
+)
 
 func (l *loader) readQuotas(f *file, n *yaml.Node) {
 	var form quotasForm
 	f.dec.value(reflect.ValueOf(&form).Elem(), n, nil, "", rule{required: true}, 0)
 	l.quotas = form.quotas()
+}
+
+func (l *loader) readPrices(f *file, n *yaml.Node) {
+	var form pricesForm
+	f.dec.value(reflect.ValueOf(&form).Elem(), n, nil, "", rule{required: true}, 0)
+	l.prices = form.rows(f.dec)
 }
 
 func (l *loader) unreadable(name string, err error) {

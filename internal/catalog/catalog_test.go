@@ -597,7 +597,7 @@ func TestBuiltin(t *testing.T) {
 
 // TestSchemas holds the published schemas to the types.
 func TestSchemas(t *testing.T) {
-	for _, kind := range []string{KindProfile, KindExtension, KindQuotas} {
+	for _, kind := range []string{KindProfile, KindExtension, KindQuotas, KindPrices} {
 		text, err := Schema(kind)
 		if err != nil {
 			t.Fatal(err)

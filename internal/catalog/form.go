@@ -254,3 +254,34 @@ func (f quotaForm) quota() sandboxer.Quota {
 	}
 	return q
 }
+
+// pricesForm is the file form of prices.yaml.
+type pricesForm struct {
+	Prices []priceRowForm `yaml:"prices" required:"true" help:"Rows of the price book; one for each provider and sku."`
+}
+
+type priceRowForm struct {
+	Provider   string                    `yaml:"provider" required:"true" help:"Who takes the price, such as e2b."`
+	SKU        string                    `yaml:"sku" required:"true" help:"What it is for: vcpu, memory, disk."`
+	Unit       sandboxer.PriceUnit       `yaml:"unit" required:"true" help:"One unit of it: a second of a vCPU, of a GiB, or one thing."`
+	NanoUSD    int64                     `yaml:"nano_usd" required:"true" min:"0" help:"Price of one unit in thousand millionths of a US dollar."`
+	Basis      sandboxer.PriceBasis      `yaml:"basis" required:"true" help:"What the provider counts: what was asked for, what was used, or whichever is more."`
+	Minimum    time.Duration             `yaml:"minimum" help:"Shortest time that is charged."`
+	AsOf       string                    `yaml:"as_of" required:"true" format:"date" help:"Day on which the price was seen."`
+	Source     string                    `yaml:"source" required:"true" help:"Where it was seen."`
+	Confidence sandboxer.PriceConfidence `yaml:"confidence" required:"true" help:"Whether the provider documents it, or others report it."`
+}
+
+// rows returns the price book; a second row for something is a fault.
+func (f pricesForm) rows(d *decoder) (rows []sandboxer.PriceRow) {
+	seen := map[[2]string]bool{}
+	for i, r := range f.Prices {
+		key := [2]string{r.Provider, r.SKU}
+		if seen[key] {
+			d.fault(fmt.Sprintf("prices[%d].sku", i), "", "there is another row for %s of %s", r.SKU, r.Provider)
+		}
+		seen[key] = true
+		rows = append(rows, sandboxer.PriceRow(r))
+	}
+	return rows
+}

@@ -278,6 +278,7 @@ func (e ExtensionFile) open(ctx context.Context, c *Catalog, owner, stateDir str
 		reads := context.WithoutCancel(ctx) // a program that is started again reads its configuration again
 		e.readWith(&env, func(name string) (sandboxer.Secret, error) { return c.Secret(reads, sandboxer.SecretRef{Name: name}) })
 	}
+	env.Prices = c.Prices
 	if c.Notes != nil {
 		env.Notes = c.Notes(e.ID, env.Dir)
 	}

@@ -123,6 +123,12 @@ func enumOf(t reflect.Type) (what string, words []string) {
 		return "kind of error", texts(sandboxer.Kinds())
 	case reflect.TypeFor[sandboxer.ExpiryAction]():
 		return "action", texts(sandboxer.ExpiryActions())
+	case reflect.TypeFor[sandboxer.PriceUnit]():
+		return "unit", texts(sandboxer.PriceUnits())
+	case reflect.TypeFor[sandboxer.PriceBasis]():
+		return "basis", texts(sandboxer.PriceBases())
+	case reflect.TypeFor[sandboxer.PriceConfidence]():
+		return "confidence", texts(sandboxer.PriceConfidences())
 	case reflect.TypeFor[sandboxer.PauseDepth]():
 		return "depth of pausing", texts(sandboxer.PauseDepths())
 	case reflect.TypeFor[sandboxer.NetworkMode]():
@@ -283,6 +289,8 @@ var formats = map[string]format{
 		pattern: lazyRegexp(`^[^ \t\r\n]+$`)},
 	"urlpath": {want: "the path of a request such as /healthz?all=1: at most 1024 visible ASCII characters without #",
 		pattern: lazyRegexp(`^/[!"$-~]*$`), check: func(s string) bool { return len(s) <= 1024 }},
+	"date": {want: "a day such as 2026-08-01", pattern: lazyRegexp(`^[0-9]{4}-[0-9]{2}-[0-9]{2}$`),
+		check: func(s string) bool { _, err := time.Parse(time.DateOnly, s); return err == nil }},
 	"line": {want: "one line of text", pattern: lazyRegexp(`^[^\r\n]{0,200}$`)},
 	"service": {want: "unix:/absolute/path, or tls:host:port",
 		pattern: lazyRegexp(`^(?:unix:/[^\x00-\x20]{1,100}|tls:(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):[0-9]{1,5})$`)},

@@ -39,6 +39,7 @@ const (
 	KindProfile   = "profile"
 	KindExtension = "extension"
 	KindQuotas    = "quotas"
+	KindPrices    = "prices"
 )
 
 // Schema returns the JSON Schema of a kind of file, indented. It accepts what the
@@ -60,8 +61,12 @@ func Schema(kind string) ([]byte, error) {
 		s = schemaOf(reflect.TypeFor[quotasForm](), rule{required: true}, reflect.Value{})
 		s.Title = "sandboxer quotas"
 		s.Description = "Quotas of tenants: quotas.yaml"
+	case KindPrices:
+		s = schemaOf(reflect.TypeFor[pricesForm](), rule{required: true}, reflect.Value{})
+		s.Title = "sandboxer prices"
+		s.Description = "The price book: prices.yaml"
 	default:
-		return nil, sandboxer.E(sandboxer.NotFound, nil, "there is no schema %q: there are %s, %s and %s", clip(kind), KindExtension, KindProfile, KindQuotas)
+		return nil, sandboxer.E(sandboxer.NotFound, nil, "there is no schema %q: there are %s, %s, %s and %s", clip(kind), KindExtension, KindProfile, KindQuotas, KindPrices)
 	}
 	s.Dialect = dialect
 	return indented(s)

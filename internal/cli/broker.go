@@ -41,6 +41,7 @@ type brokerConfig struct {
 	History    time.Duration                                                       // how long ended things are kept; 0 for ever
 	MaxExecs   int                                                                 // commands at once; 0 for the default
 	MaxStreams int                                                                 // other uses at once; 0 for the default
+	Overrun    func(extension string, beyond sandboxer.Credits)                    // may be nil
 	Pooled     func(profile string, warm bool)                                     // may be nil
 	Abandoned  func(extension, op string, change int)                              // may be nil
 	OOMKilled  func(extension, what string)                                        // may be nil
@@ -98,6 +99,9 @@ func newBroker(ctx context.Context, cfg brokerConfig) (_ *broker, err error) {
 	cat, err := catalog.Load(cfg.Layers, cfg.Adapters)
 	if err != nil {
 		return nil, err
+	}
+	if old := cat.StalePrices(time.Now()); len(old) > 0 {
+		cfg.Log.Warn(stalePrices(old))
 	}
 	b := &broker{cfg: cfg, cat: cat}
 	if b.store, err = sqlstore.OpenSQLite(ctx, cfg.Dir, sqlstore.Options{Log: cfg.Log, Beside: []string{ownerFile, keyFile}}); err != nil {
@@ -171,7 +175,7 @@ func newBroker(ctx context.Context, cfg brokerConfig) (_ *broker, err error) {
 	if cfg.MaxStreams > 0 {
 		streams = access.Shares(cfg.MaxStreams)
 	}
-	if b.manager, err = manager.New(b.store, profilesOf(cat), exts, manager.Options{Quotas: cat.Quotas, Execs: execs, Streams: streams, SnapshotStore: b.snapshots, Owner: b.owner, Key: seal, WentBack: b.store.WentBack(), Log: cfg.Log, History: cfg.History, OOMKilled: cfg.OOMKilled, Pooled: cfg.Pooled, Stop: stopTime}); err != nil {
+	if b.manager, err = manager.New(b.store, profilesOf(cat), exts, manager.Options{Quotas: cat.Quotas, Execs: execs, Streams: streams, SnapshotStore: b.snapshots, Owner: b.owner, Key: seal, WentBack: b.store.WentBack(), Log: cfg.Log, History: cfg.History, OOMKilled: cfg.OOMKilled, Pooled: cfg.Pooled, Overrun: cfg.Overrun, Stop: stopTime}); err != nil {
 		return nil, err
 	}
 	if err := b.manager.Start(ctx); err != nil {
@@ -289,7 +293,7 @@ func (b *broker) reload(ctx context.Context) (api.Reload, error) {
 	b.manager.SetQuotas(cat.Quotas)
 	r.Quotas = !reflect.DeepEqual(b.cat.Quotas, cat.Quotas)
 	// For extensions, the open ones count, and not the files that were read last.
-	b.cat = &catalog.Catalog{Extensions: b.cat.Extensions, Profiles: cat.Profiles, Quotas: cat.Quotas}
+	b.cat = &catalog.Catalog{Extensions: b.cat.Extensions, Profiles: cat.Profiles, Quotas: cat.Quotas, Prices: b.cat.Prices}
 	b.cfg.Log.InfoContext(ctx, "profiles reloaded", "added", r.Added, "changed", r.Changed, "removed", r.Removed, "restart", r.Restart, "quotas", r.Quotas)
 	return r, nil
 }

@@ -370,6 +370,14 @@ func (c *checkup) catalogue() {
 		names = append(names, name)
 	}
 	c.add("catalogue", ok, "", "%d extensions, %d profiles from %s", len(cat.Extensions), len(cat.Profiles), strings.Join(names, ", "))
+	if old := cat.StalePrices(time.Now()); len(old) > 0 {
+		c.add("prices", warn, "look prices up again, and write them to prices.yaml next to config.yaml", "%s", stalePrices(old))
+	}
+}
+
+// stalePrices says which prices that an extension quotes by are old.
+func stalePrices(old []string) string {
+	return "these rows of the price book are older than 90 days: " + strings.Join(old, ", ")
 }
 
 // broker checks what only a working broker knows: the server's if one runs,

@@ -449,5 +449,5 @@ func finish(s *session, p *progress, id string) {
 		fmt.Fprintf(p.io.err, "%s sandbox %s is not gone yet: %s\n", p.io.paint("33", "warning:"), id, cleanLines(sentence(err)))
 		return
 	}
-	p.done("destroyed after %s · cost $%s · total %s", seconds(time.Since(begin)), sb.Cost, p.took())
+	p.done("destroyed after %s · cost %s · total %s", seconds(time.Since(begin)), costText(sb), p.took())
 }

@@ -50,7 +50,7 @@ func sandboxView() view[*api.Sandbox] {
 				state += " (unconfirmed)"
 			}
 			return []string{sb.ID, sb.Name, strings.TrimPrefix(sb.Profile, "profile."), state, ago(sb.CreatedAt), expires,
-				"$" + sb.Cost.String(), sb.Extension, sb.Host, sb.Tenant, fmt.Sprint(sb.Generation), pairs(sb.Labels), sb.Message}
+				costText(sb), sb.Extension, sb.Host, sb.Tenant, fmt.Sprint(sb.Generation), pairs(sb.Labels), sb.Message}
 		},
 		name: func(sb *api.Sandbox) string { return sb.ID },
 		detail: func(sb *api.Sandbox) [][2]string {
@@ -86,7 +86,7 @@ func sandboxView() view[*api.Sandbox] {
 				{"host", cmp.Or(sb.Reachability.Host, sb.Host)}, {"workspace", cmp.Or(sb.Reachability.RemoteDir, sb.Workspace)}, {"ssh", sb.Reachability.SSH},
 				{"compose project", sb.Reachability.ComposeProject}, {"url", sb.Reachability.URL}, {"declared ports", portsText(sb.Ports)}, {"ports", strings.Join(ports, "\n")},
 				{"changed", strings.Join(changes(sb), "\n")}, {"details", pairs(details(sb))},
-				{"price", quoteText(sb.Quote)}, {"cost", "$" + sb.Cost.String()},
+				{"price", quoteText(sb.Quote)}, {"cost", costText(sb)}, {"metered", usageText(sb.Usage)},
 				{"created", moment(sb.CreatedAt, ago)}, {"made", moment(sb.ProvisionedAt, ago)}, {"ready", moment(sb.ReadyAt, ago)}, {"last used", moment(sb.UsedAt, ago)},
 				{"paused", pauseText(sb)}, {"paused before", durationText(sb.PausedFor)}, {"resumed", moment(sb.ResumedAt, ago)}, {"restored from", restoredText(sb)},
 				{"idle", durationText(sb.Idle)}, {"on idle", string(sb.OnIdle)}, {"on ttl", string(sb.OnTTL)},
@@ -95,6 +95,26 @@ func sandboxView() view[*api.Sandbox] {
 			}
 		},
 	}
+}
+
+// costText is what sb cost, as far as that is known.
+func costText(sb *api.Sandbox) string {
+	if sb.Billing != "" {
+		return string(sb.Billing)
+	}
+	return "$" + sb.Cost.String()
+}
+
+// usageText is what the backend's meter read last.
+func usageText(u *api.Usage) string {
+	if u == nil {
+		return ""
+	}
+	text := fmt.Sprintf("$%s, cpu_ns %d, mib_ms %d, rx_bytes %d, tx_bytes %d", u.Cost, u.CPU, u.MiBMillis, u.RxBytes, u.TxBytes)
+	if !u.Final {
+		text += ", not final"
+	}
+	return text
 }
 
 func threadText(t sandboxer.Thread) string {
@@ -706,7 +726,7 @@ func destroyRun(ctx context.Context, o *destroyOptions) error {
 		case r.sb.State != sandboxer.Terminated:
 			p.done("%s is being destroyed", r.sb.ID)
 		default:
-			p.done("destroyed %s in %s · cost $%s", r.sb.ID, p.took(), r.sb.Cost)
+			p.done("destroyed %s in %s · cost %s", r.sb.ID, p.took(), costText(r.sb))
 		}
 		if r.sb.Cleanup != nil {
 			for _, w := range r.sb.Cleanup.Warnings {

@@ -144,7 +144,7 @@ func serveRun(ctx context.Context, o *serveOptions) error {
 	}
 	o.f.confineProcess(log)
 	metrics := server.NewMetrics()
-	cfg.Log, cfg.Observe, cfg.Abandoned, cfg.OOMKilled, cfg.Pooled = log, metrics.Observe, metrics.Abandoned, metrics.OOMKilled, metrics.Pooled
+	cfg.Log, cfg.Observe, cfg.Abandoned, cfg.OOMKilled, cfg.Pooled, cfg.Overrun = log, metrics.Observe, metrics.Abandoned, metrics.OOMKilled, metrics.Pooled, metrics.Overrun
 	b, err := newBroker(ctx, cfg)
 	if err != nil {
 		return err

@@ -57,7 +57,7 @@ var arrows = map[string][]string{
 	"internal/lifecycle":   {"."}, // what the sweep does next and when: pure, so every combination is tried
 	"internal/manager":     {".", "internal/access", "internal/backend", "internal/capture", "internal/events", "internal/halfclose", "internal/lifecycle", "internal/nofile", "internal/spec", "internal/strictjson", "internal/suggest"},
 	"internal/spec":        {".", "internal/backend", "internal/lifecycle", "internal/suggest"}, // what a request comes to: pure, no store, no caller of extensions; backend for its words
-	"internal/catalog":     {".", "internal/suggest"},
+	"internal/catalog":     {".", "internal/prices", "internal/suggest"},
 	"internal/edge":        {".", "api", "internal/halfclose", "internal/nofile"},
 	"internal/protocol":    {".", "internal/strictjson"},
 	"internal/aioserver":   {".", "internal/strictjson"},
@@ -94,6 +94,7 @@ var arrows = map[string][]string{
 	"internal/safetar":           {"."},
 	"internal/strictjson":        {},
 	"internal/subprocess":        {},
+	"internal/prices":            {"."},
 	"internal/suggest":           {},
 	"internal/wholefile":         {},
 	"internal/users":             {"."},

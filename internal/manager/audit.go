@@ -21,7 +21,8 @@ const (
 	invStates    = "states follow the table, each change with cause and actor"
 	invState     = "a record has the state of its last event"
 	invNegate    = "no tenant has spent more than it was granted"
-	invResolve   = "a hold is resolved once: an ended sandbox has nothing on hold"
+	invResolve   = "a hold is resolved once: an ended sandbox has nothing on hold, unless its bill is pending"
+	invPending   = "a bill is pending for an hour at most" // except for two sweeps
 	invOver      = "no more is charged than was on hold"
 	invCost      = "the cost of a sandbox is the amount that was posted for it"
 	invQuote     = "the hold of a live sandbox is the amount that was quoted"
@@ -280,9 +281,9 @@ func (b *ledgerSums) fault(sb *sandboxer.Sandbox) (invariant, detail string) {
 	switch {
 	case b.posted > b.held:
 		return invOver, fmt.Sprintf("generation %d: %s posted of %s held", sb.Generation, b.posted, b.held)
-	case sb.State.Live() && open != sb.Quote.Amount:
+	case (sb.State.Live() || sb.Billing == sandboxer.BillingPending) && open != sb.Quote.Amount:
 		return invQuote, fmt.Sprintf("generation %d: %s on hold, %s quoted", sb.Generation, open, sb.Quote.Amount)
-	case !sb.State.Live() && open != 0:
+	case !sb.State.Live() && open != 0 && sb.Billing != sandboxer.BillingPending:
 		return invResolve, fmt.Sprintf("generation %d ended with %s on hold", sb.Generation, open)
 	case sb.Cost != b.posted:
 		return invCost, fmt.Sprintf("generation %d cost %s, %s posted", sb.Generation, sb.Cost, b.posted)
@@ -369,6 +370,15 @@ func (a *auditing) auditRecords(ctx context.Context) error {
 	held, at := a.m.hold.held(), time.Now()
 	if held {
 		a.violated(invCurrent, "", "%s", a.m.heldText())
+	}
+	err := a.m.records(ctx, unsettledQuery, func(sb *sandboxer.Sandbox) {
+		over := at.Sub(sb.EndedAt) - billWithin
+		if sb.Billing == sandboxer.BillingPending && over > 2*a.m.opts.SweepEvery+a.m.opts.Grace {
+			a.violated(invPending, sb.ID, "generation %d: since %s", sb.Generation, sb.EndedAt)
+		}
+	})
+	if err != nil {
+		return err
 	}
 	return a.m.records(ctx, sandboxer.Query{States: liveStates}, func(sb *sandboxer.Sandbox) {
 		a.Checked++

@@ -97,6 +97,9 @@ func (s script) live() (out outcome, err error) {
 		Decode: func(v any) error {
 			cfg := v.(*fake.Config)
 			cfg.Server = s.Socket
+			if s.Scenario == "settle" {
+				cfg.Setup, cfg.PerHour, cfg.BillsAfter = 20_000, 120_000, 300*time.Millisecond
+			}
 			if s.Scenario == "move" || s.Scenario == "untouched" {
 				cfg.Hosts = []string{"one", "two"}
 			}
@@ -158,7 +161,7 @@ func (s script) live() (out outcome, err error) {
 		}
 	}
 	switch s.Scenario {
-	case "create", "move", "untouched", "answer":
+	case "create", "move", "untouched", "answer", "settle":
 	case "pool", "pool-dead":
 	case "extend":
 		if _, err := m.Extend(acme, out.Sandbox.ID, Extend{Add: time.Hour}); err != nil && !isKind(err, sandboxer.Conflict) {
@@ -208,6 +211,19 @@ func (s script) live() (out outcome, err error) {
 			return out, err
 		}
 		time.Sleep(10 * time.Millisecond)
+	}
+	if s.Scenario == "settle" {
+		err := insist(func() error {
+			sb, err := m.Get(acme, out.Sandbox.ID)
+			if err == nil && sb.Billing != "" {
+				err = errors.New("its bill is pending")
+			}
+			out.Sandbox = sb
+			return err
+		})
+		if err != nil {
+			return out, err
+		}
 	}
 	if strings.HasPrefix(s.Scenario, "pool") {
 		if err := emptyPool(m, store); err != nil {
@@ -322,6 +338,7 @@ func insist(f func() error) error {
 var crashes = map[point]string{
 	pRecord: "create", pProvision: "create", pLeaveHost: "move", pPlaced: "move", pUntouched: "untouched", pHandle: "create", pReady: "create", pAnswer: "answer", pRunning: "create",
 	pEnding: "create", pTeardown: "create", pEnded: "create", // what was created is destroyed
+	pReading: "settle", pSettled: "settle",
 	pRenew: "extend", pExtended: "extend",
 	pNetworkRecord: "network", pNetworkSet: "network",
 	pSaving: "snapshot", pSave: "snapshot", pArchive: "snapshot", pSealed: "snapshot",
@@ -406,6 +423,17 @@ func TestCrash(t *testing.T) {
 					crashAndRecover(t, script{Dir: t.TempDir(), Socket: world.Socket, Owner: id, Scenario: "pause-archive", Kill: p + side}, 1)
 				})
 			}
+		}
+	})
+	// A bill that is pending when the broker dies.
+	t.Run("settle", func(t *testing.T) {
+		for _, side := range []point{".before", ".after"} {
+			t.Run(fmt.Sprint(pEnded, side), func(t *testing.T) {
+				t.Parallel()
+				id := fmt.Sprint("crash-", n.Add(1))
+				lives.Store(id, t.Name())
+				crashAndRecover(t, script{Dir: t.TempDir(), Socket: world.Socket, Owner: id, Scenario: "settle", Kill: pEnded + side}, 1)
+			})
 		}
 	})
 	// What the world saw of each, in one reading: its log is long by now.

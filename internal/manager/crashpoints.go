@@ -18,7 +18,9 @@ const (
 	pRunning       point = "create.running"    // commit
 	pEnding        point = "destroy.ending"    // commit: the intent
 	pTeardown      point = "destroy.teardown"  // effect
-	pEnded         point = "destroy.ended"     // commit: post, void
+	pReading       point = "destroy.reading"   // commit: what the meter said before
+	pEnded         point = "destroy.ended"     // commit: post, void; or a pending bill
+	pSettled       point = "destroy.settled"   // commit: post, void of a pending bill
 	pRenew         point = "extend.renew"      // effect
 	pExtended      point = "extend.extended"   // commit: hold, expiry
 	pNetworkRecord point = "network.rewired"   // commit: the policy
@@ -53,7 +55,7 @@ const (
 
 var points = []point{
 	pRecord, pProvision, pLeaveHost, pPlaced, pUntouched, pHandle, pReady, pAnswer, pRunning,
-	pEnding, pTeardown, pEnded,
+	pEnding, pReading, pTeardown, pEnded, pSettled,
 	pRenew, pExtended,
 	pNetworkRecord, pNetworkSet,
 	pSaving, pSave, pArchive, pSealed, pDropping, pDrop, pDelete, pDropped,

@@ -404,6 +404,7 @@ func (c *creation) quote(ctx context.Context, sb *sandboxer.Sandbox) (sandboxer.
 			return sandboxer.MeterQuote{}, err
 		}
 	}
+	byBackend := q != nil
 	if q == nil {
 		p := c.Spec.Profile.Price
 		q = &sandboxer.MeterQuote{Setup: p.Setup, PerHour: p.PerHour}
@@ -412,7 +413,10 @@ func (c *creation) quote(ctx context.Context, sb *sandboxer.Sandbox) (sandboxer.
 		}
 		q.Amount = q.For(c.TTL)
 	}
-	q.Duration = c.TTL
+	q.Duration, q.ByBackend = c.TTL, byBackend
+	if len(q.Rows) > sandboxer.MaxPriceRows {
+		return sandboxer.MeterQuote{}, sandboxer.E(sandboxer.Internal, nil, "%s quotes by %d rows of prices: want at most %d", c.ext.Info.ID, len(q.Rows), sandboxer.MaxPriceRows)
+	}
 	if q.Amount < 0 || q.Setup < 0 || q.PerHour < 0 {
 		return sandboxer.MeterQuote{}, sandboxer.E(sandboxer.Internal, fmt.Errorf("quote %+v", *q), "%s quotes a negative price", c.ext.Info.ID)
 	}

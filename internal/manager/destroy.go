@@ -135,6 +135,9 @@ func (bx box) teardown(ctx context.Context) error {
 	if bx.sb.State == sandboxer.Terminated {
 		return nil
 	}
+	if err := bx.keepReading(ctx); err != nil {
+		return err
+	}
 	report, err := bx.teardownObject(ctx)
 	if err != nil {
 		if ctx.Err() != nil {
@@ -142,16 +145,17 @@ func (bx box) teardown(ctx context.Context) error {
 		}
 		return bx.scheduleRetry(ctx, err)
 	}
-	return bx.commitTerminated(ctx, report)
+	return bx.commitTerminated(ctx, report, bx.readMeter(ctx))
 }
 
-// commitTerminated commits that sb has ended, and the report about its object.
-func (bx box) commitTerminated(ctx context.Context, report sandboxer.CleanupReport) error {
+// commitTerminated commits that sb has ended, the report about its object, and what it cost by that reading.
+func (bx box) commitTerminated(ctx context.Context, report sandboxer.CleanupReport, r reading) error {
+	var over sandboxer.Credits
 	err := bx.m.step(pEnded, func() error {
 		err := bx.move(ctx, sandboxer.Terminated, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) error {
 			sb.EndedAt = now()
 			sb.Cleanup = &report
-			sb.Cost, w.Entries = settle(sb)
+			over = settle(ctx, sb, w, r)
 			var err error
 			if w.Snapshots, err = bx.m.box(sb).dropPauseSnapshot(ctx); err != nil {
 				return err
@@ -163,6 +167,7 @@ func (bx box) commitTerminated(ctx context.Context, report sandboxer.CleanupRepo
 		})
 		if err == nil {
 			bx.m.usage.forget(bx.sb.ID)
+			bx.m.overrun(bx.sb, over)
 		}
 		return err
 	})

@@ -42,7 +42,7 @@ func (m *Manager) Forget(ctx context.Context, ref string) (*sandboxer.Sandbox, e
 	}
 	report := sandboxer.CleanupReport{Forgotten: true, Kept: remains,
 		Warnings: []string{"it was given up while its host did not answer; these may remain: " + strings.Join(remains, "; ")}}
-	if err := m.box(sb).commitTerminated(ctx, report); err != nil {
+	if err := m.box(sb).commitTerminated(ctx, report, reading{}); err != nil {
 		if now, gerr := m.store.SandboxGeneration(ctx, sb.ID, sb.Generation); gerr == nil && now.State == sandboxer.Terminated {
 			return now, nil // it could be removed after all
 		}

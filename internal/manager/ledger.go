@@ -8,7 +8,6 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/access"
-	"github.com/sand-boxer/sandboxer/internal/lifecycle"
 	"github.com/sand-boxer/sandboxer/internal/spec"
 )
 
@@ -40,23 +39,6 @@ func holdMore(sb *sandboxer.Sandbox, w *sandboxer.Writes, life time.Duration) {
 	w.Entries, w.Cover = entries(hold(sb, fmt.Sprintf("hold:%d", sb.Version), more)), true
 	sb.Quote.Amount += more
 	sb.Quote.Duration = life
-}
-
-// settle settles the ledger of sb: its cost, from ready to the request to end it and
-// without the time that it was paused, is posted, and the rest of the hold is released.
-// Quote.Amount is what is on hold.
-func settle(sb *sandboxer.Sandbox) (cost sandboxer.Credits, _ []sandboxer.Entry) {
-	if !sb.ReadyAt.IsZero() {
-		end := sb.EndingAt
-		if lifecycle.IsPaused(sb) && sb.Pause.At.Before(end) {
-			end = sb.Pause.At
-		}
-		cost = min(sb.Quote.For(end.Sub(sb.ReadyAt)-sb.PausedFor), sb.Quote.Amount)
-	}
-	return cost, entries(
-		booking(sb, "post", sandboxer.EntryPost, cost),
-		booking(sb, "void", sandboxer.EntryVoid, sb.Quote.Amount-cost),
-	)
 }
 
 // entries leaves out entries that move no credits.

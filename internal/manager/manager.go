@@ -60,6 +60,9 @@ type Options struct {
 	// memory limit killed. A sandbox that dies of its command counts as both.
 	OOMKilled func(extension, what string)
 
+	// Overrun, if not nil, is called with what a sandbox cost beyond its hold: no tenant pays it.
+	Overrun func(extension string, beyond sandboxer.Credits)
+
 	// Pooled, if not nil, is called for every create of a profile that keeps a pool: whether
 	// it was answered from there.
 	Pooled func(profile string, warm bool)

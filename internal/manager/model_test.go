@@ -37,8 +37,8 @@ type stranded struct {
 }
 
 // endOf bounds how long a state may outlive its object where the backend does what is asked:
-// two periods, their probes, and a teardown that began to hang before.
-const endOf = 2*30*time.Second + 2*10*time.Second + time.Minute
+// two periods, their probes, and a teardown that began to hang before, between two readings of the meter.
+const endOf = 2*30*time.Second + 3*10*time.Second + readWithin + time.Minute
 
 // believed is a living sandbox.
 type believed struct {
@@ -67,12 +67,15 @@ func TestModel(t *testing.T) {
 }
 
 func playModel(t *testing.T, rt *rapid.T) {
+	meter := rapid.SampledFrom([]sandboxer.Credits{60_000, 240_000}).Draw(rt, "meter")
+	bills := rapid.SampledFrom([]time.Duration{0, 1, 20 * time.Minute, 2 * time.Hour}).Draw(rt, "bills")
 	m := &model{
 		rig: newRig(t, func(s *setup) {
 			quiet(s)
 			s.profiles[0].MaxPaused, s.profiles[1].MaxPaused = time.Hour, time.Hour
 			s.opts.SweepEvery = 30 * time.Second
 			s.fake.Hosts = []string{"left", "right"}
+			s.fake.Setup, s.fake.PerHour, s.fake.MeterPerHour, s.fake.BillsAfter = 20_000, 120_000, meter, bills
 			s.backend = backend.Options{Provision: time.Minute, Ready: time.Minute, Teardown: time.Minute, Save: time.Minute, Short: 10 * time.Second}
 		}),
 		live: map[string]*believed{}, keys: map[string]string{}, ends: map[string]int{},
@@ -297,7 +300,7 @@ func (m *model) doWait(t *rapid.T) {
 func (m *model) doFault(t *rapid.T) {
 	f := fake.Fault{
 		Verb: rapid.SampledFrom([]fake.Verb{fake.VerbProvision, fake.VerbWaitReady, fake.VerbTeardown, fake.VerbProbe, fake.VerbList, fake.VerbRenew,
-			fake.VerbSnapshot, fake.VerbRestore, fake.VerbDropSnapshot, fake.VerbPause, fake.VerbResume}).Draw(t, "verb"),
+			fake.VerbSnapshot, fake.VerbRestore, fake.VerbDropSnapshot, fake.VerbPause, fake.VerbResume, fake.VerbMeter}).Draw(t, "verb"),
 		Times: rapid.IntRange(1, 3).Draw(t, "times"),
 	}
 	switch rapid.IntRange(0, 4).Draw(t, "manner") {
@@ -439,6 +442,12 @@ func (m *model) check(t *rapid.T) {
 	}
 }
 
+func (m *model) sound(t *rapid.T) {
+	if a, err := m.Audit(admin); err != nil || len(a.Violations) > 0 {
+		t.Fatalf("%+v, %v", a, err)
+	}
+}
+
 // end makes peace with the world and adds everything up.
 func (m *model) end(t *rapid.T) {
 	m.world.Forgive()
@@ -451,10 +460,10 @@ func (m *model) end(t *rapid.T) {
 			t.Fatalf("destroy of %s: %v", id, err)
 		}
 	}
-	a, err := m.Audit(admin)
-	if err != nil || len(a.Violations) > 0 {
-		t.Fatalf("%+v, %v", a, err)
-	}
+	m.sound(t)
+	time.Sleep(62 * time.Minute) // bills that are pending
+	m.settle()
+	m.sound(t)
 	if faults := fake.Audit(m.world.Log(), true); len(faults) > 0 {
 		t.Fatalf("world: %q", faults)
 	}

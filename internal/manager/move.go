@@ -25,7 +25,9 @@ func (bx box) move(ctx context.Context, next sandboxer.State, change func(*sandb
 			sb.Unconfirmed = "" // its object goes, whose ever it is
 		}
 		sb.State = next
-		sb.Retries, sb.RetryAt, sb.LastError = 0, time.Time{}, ""
+		if sb.Billing == "" { // else they are of the bill
+			sb.Retries, sb.RetryAt, sb.LastError = 0, time.Time{}, ""
+		}
 		sb.AbsentSince, sb.UnresponsiveSince = time.Time{}, time.Time{}
 		w.Events = append(w.Events, events.Of(ctx, sb, sandboxer.EventState, sb.Message))
 		ev := &w.Events[len(w.Events)-1]

@@ -22,6 +22,8 @@ func (m *Manager) loop() {
 	defer tick.Stop()
 	m.newPass().surveyAll(false)
 	m.newPass().async(func() { m.reportQuarantinedSnapshots(m.ctx) })
+	first := m.newPass()
+	first.async(func() { first.settlePending(m.ctx) })
 	for {
 		ticked := false
 		select {
@@ -39,6 +41,7 @@ func (m *Manager) loop() {
 			m.log.Error("sweep of snapshots", "err", err)
 		}
 		if ticked {
+			t.async(func() { t.settlePending(m.ctx) })
 			t.surveyAll(false)
 			m.housekeep()
 			m.serveAll() // room that another broker made, or that a damaged record took
@@ -60,6 +63,7 @@ func (m *Manager) Sweep(ctx context.Context) (SweepReport, error) {
 	if err := t.sweepSnapshots(ctx, time.Now()); err != nil {
 		return SweepReport{}, err
 	}
+	t.settlePending(ctx)
 	t.surveyAll(true)
 	m.housekeep()
 	if err := events.Wait(ctx, t.done()); err != nil {

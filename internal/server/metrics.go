@@ -21,6 +21,7 @@ type Metrics struct {
 	requests     *prometheus.HistogramVec
 	oomKills     *prometheus.CounterVec
 	pooled       *prometheus.CounterVec
+	overrun      *prometheus.CounterVec
 	abandoned    *prometheus.CounterVec
 	abandonedNow *prometheus.GaugeVec
 }
@@ -43,6 +44,9 @@ func NewMetrics() *Metrics {
 		pooled: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "sandboxer_pool_creates_total", Help: "Creates of profiles that keep a pool, by where the sandbox came from: pool or cold.",
 		}, []string{"profile", "from"}),
+		overrun: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "sandboxer_overrun_credits_total", Help: "Credits that sandboxes cost beyond what was on hold for them, which no tenant pays.",
+		}, []string{"extension"}),
 		abandoned: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "sandboxer_backend_calls_abandoned_total", Help: "Calls of extensions that did not stop at their deadline or when their caller left, and were left behind.",
 		}, []string{"extension", "op"}),
@@ -50,7 +54,7 @@ func NewMetrics() *Metrics {
 			Name: "sandboxer_backend_calls_abandoned", Help: "Calls of extensions that were left behind and have not ended.",
 		}, []string{"extension", "op"}),
 	}
-	m.reg.MustRegister(m.abandoned, m.abandonedNow, m.oomKills, m.pooled, m.backend, m.requests, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	m.reg.MustRegister(m.abandoned, m.abandonedNow, m.oomKills, m.pooled, m.overrun, m.backend, m.requests, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
 
@@ -85,6 +89,11 @@ func (m *Metrics) Pooled(profile string, warm bool) {
 		from = "pool"
 	}
 	m.pooled.WithLabelValues(profile, from).Inc()
+}
+
+// Overrun notes what a sandbox cost beyond its hold; it is for manager.Options.Overrun.
+func (m *Metrics) Overrun(extension string, beyond sandboxer.Credits) {
+	m.overrun.WithLabelValues(extension).Add(float64(beyond) / float64(sandboxer.Credit))
 }
 
 // Request notes a request that ended; it is for edge.Options.Observe.

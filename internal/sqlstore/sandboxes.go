@@ -24,6 +24,8 @@ handle_data = ?, sealed_env = ?, version = version + 1 WHERE id = ? AND generati
 	tenantsShown = `SELECT DISTINCT tenant FROM sandboxes WHERE shown_id = ? ORDER BY tenant LIMIT ?`
 	liveShown    = `SELECT 1 FROM sandboxes WHERE tenant = ? AND shown_id = ? AND state <> 'terminated' AND id <> ?`
 
+	unsettled = `seq IN (SELECT s.seq FROM open_holds h CROSS JOIN sandboxes s WHERE s.id = h.sandbox_id AND s.generation = h.generation AND s.tenant = h.tenant)`
+
 	sandboxVersion = `SELECT version FROM sandboxes WHERE id = ? AND generation = ?`
 
 	selectSandbox     = `SELECT seq, id, generation, version, data, handle_data, sealed_env FROM sandboxes`
@@ -181,6 +183,9 @@ func sandboxFilter(q sandboxer.Query) filter {
 	for k, v := range q.Labels {
 		f.add("EXISTS (SELECT 1 FROM json_each(labels) AS label WHERE label.key = ? AND label.value = ?)", k, v)
 	}
+	if q.Unsettled {
+		f.add(unsettled)
+	}
 	if !q.DueBefore.IsZero() {
 		f.add("due_at <= ?", micros(q.DueBefore))
 	}
@@ -195,7 +200,7 @@ func sandboxValues(sb *sandboxer.Sandbox) ([]any, error) {
 	}
 	r := *sb
 	r.Handle.Data = nil // JSON would reformat it
-	for _, t := range []*time.Time{&r.AbsentSince, &r.UnresponsiveSince, &r.CreatedAt, &r.ProvisionedAt, &r.ReadyAt, &r.ResumedAt, &r.PooledAt, &r.Pause.At, &r.UsedAt, &r.ExpiresAt, &r.RetryAt, &r.EndingAt, &r.EndedAt, &r.Spec.Fuse} {
+	for _, t := range []*time.Time{&r.AbsentSince, &r.UnresponsiveSince, &r.CreatedAt, &r.ProvisionedAt, &r.ReadyAt, &r.ResumedAt, &r.PooledAt, &r.Pause.At, &r.UsedAt, &r.ExpiresAt, &r.RetryAt, &r.EndingAt, &r.EndedAt, &r.Spec.Fuse, &r.Usage.At} {
 		*t = toMicros(*t)
 	}
 	data, err := json.Marshal(&r)

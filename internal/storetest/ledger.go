@@ -294,3 +294,38 @@ func ledgerShown(s *suite) {
 		}
 	}
 }
+
+func ledgerUnsettled(s *suite) {
+	for _, id := range []string{"lives", "settled", "pending", "free"} {
+		sb := sandbox(id, 1)
+		s.ok(s.CreateSandbox(s.ctx, sb, sandboxer.Writes{}))
+		if id != "free" {
+			s.book(entry(id+"h", sandboxer.EntryHold, id, 1, -10))
+		}
+		if id == "lives" {
+			continue
+		}
+		sb.State, sb.EndedAt = sandboxer.Terminated, start
+		var w sandboxer.Writes
+		if id == "settled" {
+			w.Entries = []sandboxer.Entry{entry("p", sandboxer.EntryPost, id, 1, 4), entry("v", sandboxer.EntryVoid, id, 1, 6)}
+		} else if id == "pending" {
+			sb.Billing = sandboxer.BillingPending
+		}
+		s.ok(s.UpdateSandbox(s.ctx, sb, w))
+	}
+	pending := sandboxer.Query{States: []sandboxer.State{sandboxer.Terminated}, Unsettled: true}
+	if got := s.list(pending); !slices.Equal(got, []string{"pending"}) {
+		s.Errorf("ended, with something on hold: %q", got)
+	}
+	if got := s.list(sandboxer.Query{Unsettled: true}); !slices.Equal(got, []string{"pending", "lives"}) {
+		s.Errorf("with something on hold: %q", got)
+	}
+	if n, err := s.ForgetHistory(s.ctx, start.Add(time.Hour), 100); err != nil || n != 2 {
+		s.Errorf("%d were forgotten, %v; want those that are settled", n, err)
+	}
+	s.book(entry("p2", sandboxer.EntryPost, "pending", 1, 10))
+	if got := s.list(pending); len(got) != 0 {
+		s.Errorf("settled since, and yet: %q", got)
+	}
+}

@@ -111,6 +111,7 @@ var behaviours = []behaviour{
 	{"ledger/open holds", ledgerOpenHolds},
 	{"ledger/entries page and filter", ledgerPages},
 	{"ledger/entries by shown ID", ledgerShown},
+	{"ledger/ended with something on hold", ledgerUnsettled},
 	{"ledger/foreign cursor is invalid", ledgerBadCursor},
 	{"ledger/entry that cannot be booked is invalid", ledgerInvalid},
 	{"ledger/concurrent covers never overdraw", ledgerConcurrent},

@@ -362,11 +362,17 @@ class Adapted:
 
     def meter_actual(self, p: dict) -> dict:
         h = p["handle"]
-        if self._brought(h) is None and self.journal.peek(of_sandbox(h["sandbox_id"])) is None:
+        entry = self.journal.peek(of_sandbox(h["sandbox_id"]))
+        if self._brought(h) is None and entry is None:
             raise errors.NotFound(f"sandbox {h['sandbox_id']} is not there")
+        # The journal has no record of what was torn down, as far as the sandbox is of this journal.
+        own = (h.get("data") or {}).get("journal") == self.journal.id
+        ended = own and (entry is None or entry.get("generation") != (h.get("generation") or entry.get("generation")))
         cost = self.extension.meter_actual(self._known(h), duration_s=p["duration_ms"] / 1000)
+        if cost is None and ended:
+            raise errors.NotFound(f"{self.name}.meter_actual does not know what sandbox {h['sandbox_id']} cost")
         now = datetime.datetime.now(datetime.timezone.utc).isoformat()
-        return {"at": now, "cost": 0 if cost is None else self._usd(cost, "meter_actual", "the result")}
+        return {"at": now, "cost": 0 if cost is None else self._usd(cost, "meter_actual", "the result"), "final": ended}
 
     # Snapshots.
 

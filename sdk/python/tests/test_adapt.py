@@ -378,6 +378,28 @@ class TestMoney(Case):
             with self.assertRaisesRegex(adapt.BadAnswer, "Meter.meter_actual: the result is"):
                 a.meter_actual({"handle": h, "duration_ms": 10_000})
 
+    def test_meter_of_the_ended(self):
+        """Once a sandbox was torn down, a number is what it cost in the end, and None that nobody knows."""
+
+        class Meter(Recorder):
+            cost = 0.5
+
+            def meter_actual(self, handle, *, duration_s):
+                return self.cost
+
+        e = Meter()
+        a = self.adapted(e)
+        h = a.provision(spec())
+        p = {"handle": h, "duration_ms": 10_000}
+        self.assertEqual(a.meter_actual(p)["final"], False)
+        e.cost = None
+        self.assertEqual((a.meter_actual(p)["cost"], a.meter_actual(p)["final"]), (0, False))
+        a.teardown({"handle": h})
+        with self.assertRaises(errors.NotFound):
+            a.meter_actual(p)
+        e.cost = 0.75
+        self.assertEqual((a.meter_actual(p)["cost"], a.meter_actual(p)["final"]), (750_000, True))
+
     def test_rates(self):
         """What is charged follows the rates, so a quote always has them."""
 

@@ -1,0 +1,220 @@
+package manager
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/events"
+	"github.com/sand-boxer/sandboxer/internal/lifecycle"
+)
+
+const (
+	// billWithin is how long a terminated sandbox may have something on hold, because its backend does
+	// not know yet what it cost.
+	billWithin = time.Hour
+	// readWithin bounds the reading before a teardown, which may not wait for a meter.
+	readWithin = 5 * time.Second
+)
+
+// unsettledQuery selects ended sandboxes with something on hold.
+var unsettledQuery = sandboxer.Query{States: []sandboxer.State{sandboxer.Terminated}, Unsettled: true}
+
+// A reading is the answer of a backend's meter about one sandbox; the zero reading is none.
+type reading struct {
+	usage   sandboxer.Usage
+	pending string // why the backend does not know yet what it cost; "" if it does, or never will
+}
+
+// lived is how long sb ran, without its pauses, until it was to end or the time at.
+func lived(sb *sandboxer.Sandbox, at time.Time) time.Duration {
+	switch {
+	case sb.ReadyAt.IsZero():
+		return 0
+	case !sb.EndingAt.IsZero():
+		at = sb.EndingAt
+	}
+	if lifecycle.IsPaused(sb) && sb.Pause.At.Before(at) {
+		at = sb.Pause.At
+	}
+	return at.Sub(sb.ReadyAt) - sb.PausedFor
+}
+
+// isMetered reports whether the backend's meter counts the whole life of sb and nothing else: not the time that
+// its object waited in a pool, and not only the last of several objects. A sandbox that never ran costs
+// nothing.
+func (bx box) isMetered() bool {
+	sb := bx.sb
+	if sb.ReadyAt.IsZero() || sb.Untouched || sb.Pool != "" || lifecycle.ObjectGeneration(sb) != sb.Generation {
+		return false
+	}
+	b, err := bx.m.backend(sb.Extension)
+	return err == nil && b.Can(sandboxer.CanMeter)
+}
+
+// keepReading asks the meter of a sandbox that is about to go, and keeps the answer in its record: the
+// backend may know nothing of it afterwards. What cannot be read holds up nothing.
+func (bx box) keepReading(ctx context.Context) error {
+	if !bx.isMetered() || bx.sb.Usage.At.After(bx.sb.EndingAt) {
+		return nil
+	}
+	b, err := bx.m.backend(bx.sb.Extension)
+	if err != nil {
+		return nil
+	}
+	asking, cancel := context.WithTimeout(ctx, readWithin)
+	u, err := b.MeterActual(asking, handleOf(bx.sb), lived(bx.sb, now()))
+	cancel()
+	if err != nil {
+		bx.m.log.DebugContext(ctx, "meter before the teardown", "sandbox", bx.sb.ID, "err", err)
+		return nil
+	}
+	if u.Final = false; u == (sandboxer.Usage{At: u.At}) {
+		return nil // it says nothing
+	}
+	u.At = now() // the backend's clock may be another
+	return bx.m.step(pReading, func() error {
+		return bx.update(ctx, func(sb *sandboxer.Sandbox, _ *sandboxer.Writes) error {
+			if sb.State == sandboxer.Terminated {
+				return sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is %s", sb.Shown(), sb.State)
+			}
+			sb.Usage = u
+			return nil
+		})
+	})
+}
+
+// readMeter asks the meter of a sandbox whose object is proven gone.
+func (bx box) readMeter(ctx context.Context) reading {
+	if !bx.isMetered() {
+		return reading{}
+	}
+	b, err := bx.m.backend(bx.sb.Extension)
+	if err != nil {
+		return reading{}
+	}
+	u, err := b.MeterActual(ctx, handleOf(bx.sb), lived(bx.sb, now()))
+	u.At = now()
+	switch {
+	case isKind(err, sandboxer.NotFound):
+		return reading{}
+	case err != nil:
+		return reading{pending: sandboxer.Message(err)}
+	case !u.Final:
+		return reading{usage: u, pending: bx.sb.Extension + " does not know yet what it cost"}
+	}
+	return reading{usage: u}
+}
+
+// settle enters into sb, which has ended, and w what it cost: what the backend finally says that it cost, else
+// the price of the time from ready to the request to end it, without its pauses. The cost is posted, and
+// the rest of the hold, which is Quote.Amount, is released. While the backend does not know yet, the bill is
+// pending, for billWithin at most. over is what it cost beyond the hold: the tenant does not pay that.
+func settle(ctx context.Context, sb *sandboxer.Sandbox, w *sandboxer.Writes, r reading) (over sandboxer.Credits) {
+	if !r.usage.At.IsZero() {
+		sb.Usage = r.usage
+	}
+	tell := func(format string, args ...any) {
+		w.Events = append(w.Events, events.Of(ctx, sb, sandboxer.EventBilling, fmt.Sprintf(format, args...)))
+	}
+	if r.pending != "" && sb.Quote.Amount > 0 && now().Before(sb.EndedAt.Add(billWithin)) {
+		if sb.Billing == "" {
+			sb.Billing, sb.Retries = sandboxer.BillingPending, 0
+			tell("the bill is pending until %s: %s", sb.EndedAt.Add(billWithin).UTC().Format(time.RFC3339), r.pending)
+		}
+		sb.Retries++
+		sb.LastError, sb.RetryAt = r.pending, now().Add(lifecycle.Backoff(sb.Retries, rand.Float64()))
+		return 0
+	}
+	if sb.Billing != "" {
+		sb.Billing, sb.Retries, sb.LastError, sb.RetryAt = "", 0, "", time.Time{}
+	}
+	sb.Cost = 0
+	if !sb.ReadyAt.IsZero() {
+		sb.Cost = min(sb.Quote.For(lived(sb, sb.EndedAt)), sb.Quote.Amount)
+	}
+	switch {
+	case r.pending != "" && sb.Quote.Amount > 0:
+		tell("%s: it is settled by the time that it ran", r.pending)
+	case sb.Usage.Final && (sb.Quote.ByBackend || sb.Usage.Cost > 0): // a meter without prices does not replace the profile's
+		sb.Cost = min(sb.Usage.Cost, sb.Quote.Amount)
+		if over = sb.Usage.Cost - sb.Cost; over > 0 {
+			tell("it cost %s, %s more than was on hold, which is not charged", sb.Usage.Cost, over)
+		}
+	}
+	w.Entries = append(w.Entries, entries(
+		booking(sb, "post", sandboxer.EntryPost, sb.Cost),
+		booking(sb, "void", sandboxer.EntryVoid, sb.Quote.Amount-sb.Cost),
+	)...)
+	return over
+}
+
+// overrun counts what a sandbox cost beyond its hold.
+func (m *Manager) overrun(sb *sandboxer.Sandbox, over sandboxer.Credits) {
+	if over > 0 && m.opts.Overrun != nil {
+		m.opts.Overrun(sb.Extension, over)
+	}
+}
+
+// settlePending settles the pending bills that are due to be asked about again.
+func (ps *pass) settlePending(ctx context.Context) {
+	err := ps.m.records(ctx, unsettledQuery, func(sb *sandboxer.Sandbox) {
+		if sb.Damaged != "" || sb.Billing != sandboxer.BillingPending {
+			return
+		}
+		if !now().Before(sb.EndedAt.Add(billWithin)) { // whatever its backend does
+			ps.settled(ctx, sb, ps.m.box(sb).commitBill(ctx, reading{pending: sb.LastError}))
+			return
+		}
+		if now().Before(sb.RetryAt) || !ps.m.sweepLocks.tryLock(billOf(sb)) { // a former pass waits for its backend
+			return
+		}
+		ps.async(func() {
+			defer ps.m.sweepLocks.unlock(billOf(sb))
+			release, err := ps.m.slot(ctx, sb.Extension)
+			if err != nil {
+				return
+			}
+			defer release()
+			r := reading{pending: sb.Extension + " cannot be asked now"}
+			if bx := ps.m.box(sb); bx.isMetered() {
+				r = bx.readMeter(ctx)
+			}
+			ps.settled(ctx, sb, ps.m.box(sb).commitBill(ctx, r))
+		})
+	})
+	if err != nil && ctx.Err() == nil {
+		ps.m.log.Error("sweep of pending bills", "err", err)
+	}
+}
+
+// settled notes the end of a try to settle sb.
+func (ps *pass) settled(ctx context.Context, sb *sandboxer.Sandbox, err error) {
+	if err != nil && err != errNotNeeded && ctx.Err() == nil {
+		ps.count(func(r *SweepReport) { r.Failed++ })
+		ps.m.log.Warn("settle", "sandbox", sb.ID, "generation", sb.Generation, "err", err)
+	}
+}
+
+// billOf names the bill of sb among the locks of the sweep: a later sandbox may have its ID.
+func billOf(sb *sandboxer.Sandbox) string { return bookingKey(sb, "bill") }
+
+// commitBill settles the pending bill of sb by that reading, or notes when its backend is asked again.
+func (bx box) commitBill(ctx context.Context, r reading) error {
+	var over sandboxer.Credits
+	err := bx.m.step(pSettled, func() error {
+		return bx.update(ctx, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) error {
+			if sb.Billing != sandboxer.BillingPending {
+				return errNotNeeded
+			}
+			over = settle(ctx, sb, w, r)
+			return nil
+		})
+	})
+	if err == nil {
+		bx.m.overrun(bx.sb, over)
+	}
+	return err
+}
