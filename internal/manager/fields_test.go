@@ -97,7 +97,7 @@ func TestProfileInSpec(t *testing.T) {
 		},
 		Withheld: fieldtest.Withheld{
 			"Title": "for people, who see the profile", "Description": "for people, who see the profile",
-			"Extension": read, "Isolation": read, "Requires": read, "MaxLimits": read, "TTL": read, "MaxTTL": read, "Idle": read, "OnIdle": read, "OnTTL": read, "PauseDepth": read,
+			"Extension": read, "Route": "chosen from: a spec is on one extension", "Isolation": read, "Requires": read, "MaxLimits": read, "TTL": read, "MaxTTL": read, "Idle": read, "OnIdle": read, "OnTTL": read, "PauseDepth": read,
 			"MaxPaused": read, "AutoResume": read, "Max": "of the profile as it is when somebody asks (roomFor)", "Wait": "of the profile as it is when somebody asks (roomFor)", "Price": read, "Ready": read, "Pool": read, "Builtin": read,
 			"Inputs": "checked and merged with the caller's apart (spec.Site)",
 		},
