@@ -140,7 +140,7 @@ func TestRestoreFields(t *testing.T) {
 			if req.Kind == sandboxer.SnapshotNative {
 				req.Inputs, req.Host = nil, "" // which exclude each other
 			}
-			o, err := r.resolveRestore(operator, rec, req)
+			o, err := r.resolveRestore(operator, rec, req, "")
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -162,7 +162,7 @@ func TestSourceInRestore(t *testing.T) {
 				t.Fatal(err)
 			}
 			prof := r.catalogue.Load().profiles[0]
-			o, err := r.resolveRestore(operator, &rec, RestoreRequest{})
+			o, err := r.resolveRestore(operator, &rec, RestoreRequest{}, "")
 			if err != nil {
 				t.Fatalf("on %s: %v", prof.ID, err)
 			}
