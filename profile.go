@@ -8,16 +8,19 @@ import (
 // Profile is a named kind of sandbox: its extension, its defaults and bounds, and what requests may ask
 // for. Its file form is profiles/profile.<slug>.yaml; package internal/catalog reads it.
 type Profile struct {
-	ID          string            `json:"id"` // "profile.<slug>"
-	Title       string            `json:"title,omitempty"`
-	Description string            `json:"description,omitempty"`
-	Extension   string            `json:"extension"` // "ext.<name>"
-	Isolation   Isolation         `json:"isolation,omitempty"`
-	Requires    []Capability      `json:"requires,omitempty"`
-	Image       string            `json:"image,omitempty"`
-	Command     []string          `json:"command,omitempty"`
-	Env         map[string]string `json:"env,omitempty"`
-	Labels      map[string]string `json:"labels,omitempty"`
+	ID          string `json:"id"` // "profile.<slug>"
+	Title       string `json:"title,omitempty"`
+	Description string `json:"description,omitempty"`
+	Extension   string `json:"extension"` // "ext.<name>"; empty with a Route
+	// Route lists several extensions instead of the one. The profile of a spec and of a record never has
+	// it: that is the profile as it is on the extension that was chosen (Candidates).
+	Route     *Route            `json:"-"`
+	Isolation Isolation         `json:"isolation,omitempty"`
+	Requires  []Capability      `json:"requires,omitempty"`
+	Image     string            `json:"image,omitempty"`
+	Command   []string          `json:"command,omitempty"`
+	Env       map[string]string `json:"env,omitempty"`
+	Labels    map[string]string `json:"labels,omitempty"`
 	// Secrets are the names of the tenant's secrets that a request may use; none if empty.
 	Secrets []string `json:"secrets,omitempty"`
 	Limits  Limits   `json:"limits,omitzero"` // for requests that set none

@@ -13,7 +13,8 @@ type Profile struct {
 	ID          string                  `json:"id" example:"profile.local"`
 	Title       string                  `json:"title,omitempty"`
 	Description string                  `json:"description,omitempty"`
-	Extension   string                  `json:"extension" example:"ext.local"`
+	Extension   string                  `json:"extension,omitempty" example:"ext.local" doc:"Absent if the profile has a route"`
+	Route       *Route                  `json:"route,omitempty" doc:"Several extensions that may serve it, instead of the one"`
 	Isolation   sandboxer.Isolation     `json:"isolation,omitempty" example:"gvisor"`
 	Requires    []sandboxer.Capability  `json:"requires,omitempty"`
 	Image       string                  `json:"image,omitempty"`
@@ -77,9 +78,52 @@ func NewProfile(p sandboxer.Profile) Profile {
 		}
 	}
 	if p.Price != (sandboxer.Price{}) {
-		out.Price = &Price{Setup: Credits(p.Price.Setup), PerHour: Credits(p.Price.PerHour)}
+		out.Price = newPrice(p.Price)
+	}
+	if p.Route != nil {
+		out.Route = &Route{Policy: p.Route.Policy, Prefer: p.Route.Prefer, Candidates: []Candidate{}}
+		for _, c := range p.Route.Candidates {
+			o := Candidate{Extension: c.Extension, Image: c.Image, Limits: c.Limits, Network: c.Network, Inputs: c.Inputs}
+			if c.Price != nil {
+				o.Price = newPrice(*c.Price)
+			}
+			out.Route.Candidates = append(out.Route.Candidates, o)
+		}
 	}
 	return out
+}
+
+func newPrice(p sandboxer.Price) *Price {
+	return &Price{Setup: Credits(p.Setup), PerHour: Credits(p.PerHour)}
+}
+
+// Extensions lists the extensions that may serve the profile, in the order listed.
+func (p *Profile) Extensions() []string {
+	if p.Route == nil {
+		return []string{p.Extension}
+	}
+	var ids []string
+	for _, c := range p.Route.Candidates {
+		ids = append(ids, c.Extension)
+	}
+	return ids
+}
+
+// Route has the extensions of a profile that several may serve.
+type Route struct {
+	Policy     sandboxer.RoutePolicy     `json:"policy" example:"wait" enum:"wait,reject,burst" doc:"What happens to a request for which the candidate has no room"`
+	Prefer     sandboxer.RoutePreference `json:"prefer,omitempty" example:"price" doc:"Order of the candidates. Absent: as listed"`
+	Candidates []Candidate               `json:"candidates" nullable:"false"`
+}
+
+// Candidate is one extension of a route, with what is different there.
+type Candidate struct {
+	Extension string                   `json:"extension" example:"ext.local"`
+	Image     string                   `json:"image,omitempty"`
+	Limits    sandboxer.Limits         `json:"limits,omitzero" doc:"The highest limits there"`
+	Network   *sandboxer.NetworkPolicy `json:"network,omitempty"`
+	Inputs    map[string]string        `json:"inputs,omitempty"`
+	Price     *Price                   `json:"price,omitempty"`
 }
 
 // Price is a profile's own tariff.

@@ -471,26 +471,29 @@ func (l *loader) profile(f *file, n *yaml.Node, seen map[string]Origin) {
 	l.broken[form.ID] = len(d.src.faults) > 0
 }
 
-// binds checks a profile against its extension, once all extensions are known, and
-// reports whether it is sound.
+// binds checks a profile against its extensions, once all are known, and reports whether it is sound.
 func (l *loader) binds(p ProfileFile) bool {
 	d := p.file.dec
 	defer func() { l.faults = append(l.faults, p.file.src.take()...) }()
-	e, ok := l.exts[p.Extension]
-	if !ok {
-		if p.Extension != "" && !l.broken[p.Extension] {
-			ids := make([]string, 0, len(l.exts))
-			for id := range l.exts {
-				ids = append(ids, id)
-			}
-			slices.Sort(ids)
-			d.fault("extension", suggest.Nearest(p.Extension, ids), "there is no extension %q: there is %s", p.Extension, orNone(ids))
+	all := true
+	for i, id := range p.Extensions() {
+		if _, ok := l.exts[id]; ok {
+			continue
 		}
+		all = false
+		if id == "" || l.broken[id] {
+			continue
+		}
+		path := "extension"
+		if p.Route != nil {
+			path = candidatePath(i) + "." + path
+		}
+		ids := slices.Sorted(maps.Keys(l.exts))
+		d.fault(path, suggest.Nearest(id, ids), "there is no extension %q: there is %s", id, orNone(ids))
+	}
+	if !all {
 		return false
 	}
-	if p.Isolation != "" && !slices.Contains(e.Isolation, p.Isolation) {
-		d.fault("isolation", "", "%s does not offer isolation level %q: it offers %s", e.ID, p.Isolation, orNone(e.Isolation))
-	}
-	p.binds(e)
+	p.binds(func(id string) (ExtensionFile, bool) { e, ok := l.exts[id]; return e, ok })
 	return len(p.file.src.faults) == 0 && !l.broken[p.ID]
 }

@@ -45,7 +45,7 @@ func (e ExtensionFile) Outdated(stateDir string) bool {
 // describeAll takes over the descriptions that of knows, and checks the files against them.
 func (c *Catalog) describeAll(of func(ExtensionFile) (sandboxer.Description, bool)) error {
 	var faults Faults
-	unsound := map[string]bool{}
+	described, unsound := map[string]bool{}, map[string]bool{}
 	for _, e := range c.Extensions {
 		d, ok := of(e)
 		if !ok {
@@ -53,14 +53,16 @@ func (c *Catalog) describeAll(of func(ExtensionFile) (sandboxer.Description, boo
 		}
 		e.said.Store(&d)
 		own := e.holds()
-		faults, unsound[e.ID] = append(faults, own...), len(own) > 0
-		for _, p := range c.Profiles {
-			if p.Extension == e.ID {
-				p.binds(e)
-				own := p.file.src.take()
-				faults, unsound[p.ID] = append(faults, own...), unsound[e.ID] || len(own) > 0
-			}
+		faults, described[e.ID], unsound[e.ID] = append(faults, own...), true, len(own) > 0
+	}
+	for _, p := range c.Profiles {
+		if !slices.ContainsFunc(p.Extensions(), func(id string) bool { return described[id] }) {
+			continue
 		}
+		p.binds(func(id string) (ExtensionFile, bool) { e, err := c.Extension(id); return e, err == nil })
+		own := p.file.src.take()
+		faults = append(faults, own...)
+		unsound[p.ID] = len(own) > 0 || slices.ContainsFunc(p.Extensions(), func(id string) bool { return unsound[id] })
 	}
 	if len(faults) == 0 {
 		return nil
@@ -94,33 +96,72 @@ func (e ExtensionFile) offers(d *decoder, levels []sandboxer.Isolation, models [
 	}
 }
 
-// binds checks p against what its extension has.
-func (p ProfileFile) binds(e ExtensionFile) {
+// binds checks p against what the extensions that may serve it have, as far as that is known.
+func (p ProfileFile) binds(find func(id string) (ExtensionFile, bool)) {
+	var declared []sandboxer.Input
+	var who []string
+	for i, id := range p.Extensions() {
+		e, ok := find(id)
+		if !ok || !p.bindsTo(e, i) {
+			continue
+		}
+		declared = append(declared, e.Info().Inputs...)
+		who = append(who, fmt.Sprintf("%s (adapter %q)", e.ID, e.Adapter.Kind))
+	}
+	if len(who) == len(p.Extensions()) {
+		p.takes("inputs", p.Inputs, declared, who...)
+	}
+}
+
+// bindsTo checks p against e, the extension of its candidate i. It reports whether it is known what e has.
+func (p ProfileFile) bindsTo(e ExtensionFile, i int) bool {
 	d := p.file.dec
+	// at is the place of a fault: of what e cannot give, or the candidate itself.
+	at := func(path string) string {
+		if p.Route != nil {
+			return candidatePath(i) + ".extension"
+		}
+		return path
+	}
+	if p.Isolation != "" && !slices.Contains(e.Isolation, p.Isolation) {
+		d.fault(at("isolation"), "", "%s does not offer isolation level %q: it offers %s", e.ID, p.Isolation, orNone(e.Isolation))
+	}
 	if e.Adapter.Known != nil && e.said.Load() == nil {
-		return // nothing is known of it yet
+		return false
 	}
 	info := e.Info()
 	for i, c := range p.Requires {
 		if c != "" && !slices.Contains(info.Capabilities, c) {
-			d.fault(fmt.Sprintf("requires[%d]", i), "", "%s (adapter %q) does not have %q: it has %s",
+			d.fault(at(fmt.Sprintf("requires[%d]", i)), "", "%s (adapter %q) does not have %q: it has %s",
 				e.ID, e.Adapter.Kind, c, orNone(info.Capabilities))
 		}
 	}
 	if lacks := p.Ready.Lacks(info.Capabilities); lacks != "" {
-		d.faultKey("ready", "", "%s (adapter %q) lacks %s, which the readiness check needs", e.ID, e.Adapter.Kind, lacks)
+		d.faultKey(at("ready"), "", "%s (adapter %q) lacks %s, which the readiness check needs", e.ID, e.Adapter.Kind, lacks)
 	}
-	names := make([]string, len(info.Inputs))
-	for i, in := range info.Inputs {
+	if p.Route != nil {
+		p.takes(candidatePath(i)+".inputs", p.Route.Candidates[i].Inputs, info.Inputs, fmt.Sprintf("%s (adapter %q)", e.ID, e.Adapter.Kind))
+	}
+	return true
+}
+
+// takes checks the names of the inputs at path against those that are declared by who.
+func (p ProfileFile) takes(path string, inputs map[string]string, declared []sandboxer.Input, who ...string) {
+	d := p.file.dec
+	names := make([]string, len(declared))
+	for i, in := range declared {
 		names[i] = in.Name
 	}
 	any := slices.Contains(names, sandboxer.AnyInput)
-	for k := range p.Inputs {
+	for k := range inputs {
 		switch err := sandboxer.CheckInputName(k); {
 		case any && err != nil:
-			d.faultKey(join("inputs", k), "", "%s: %s", sandboxer.Message(err), sandboxer.HintOf(err))
-		case !any && !slices.Contains(names, k):
-			d.faultKey(join("inputs", k), suggest.Nearest(k, names), "%s (adapter %q) takes no such input: it takes %s", e.ID, e.Adapter.Kind, orNone(names))
+			d.faultKey(join(path, k), "", "%s: %s", sandboxer.Message(err), sandboxer.HintOf(err))
+		case any || slices.Contains(names, k):
+		case len(who) > 1:
+			d.faultKey(join(path, k), suggest.Nearest(k, names), "none of %s takes such an input: they take %s", listed(who, "and"), orNone(names))
+		default:
+			d.faultKey(join(path, k), suggest.Nearest(k, names), "%s takes no such input: it takes %s", who[0], orNone(names))
 		}
 	}
 }

@@ -33,7 +33,8 @@ type profileForm struct {
 	ID          string                 `yaml:"id" required:"true" format:"profile" help:"profile.<slug>; a file with the ID of a built-in profile replaces it"`
 	Title       string                 `yaml:"title" format:"line" help:"One line for people."`
 	Description string                 `yaml:"description" help:"A paragraph for people."`
-	Extension   string                 `yaml:"extension" required:"true" format:"extension" help:"The extension that makes its sandboxes."`
+	Extension   string                 `yaml:"extension" required:"true" unless:"route" format:"extension" help:"The extension that makes its sandboxes; required unless route is given."`
+	Route       *routeForm             `yaml:"route" nonempty:"true" help:"Several extensions that may make its sandboxes, instead of extension."`
 	Isolation   sandboxer.Isolation    `yaml:"isolation" help:"The separation promised to users; one of the extension's levels."`
 	Requires    []sandboxer.Capability `yaml:"requires" unique:"true" help:"Capabilities that the extension must have."`
 	Image       string                 `yaml:"image" format:"image" help:"Image in the backend's terms; without it the adapter's default."`
@@ -120,20 +121,25 @@ func (f readyForm) check(d *decoder) sandboxer.ReadyCheck {
 	return r.WithDefaults()
 }
 
+// policy translates the network policy at path, and reports faults that no single field shows.
+func (f networkForm) policy(d *decoder, path string) sandboxer.NetworkPolicy {
+	switch {
+	case f.Mode == "" && f.Allow != nil:
+		f.Mode = sandboxer.NetworkAllow
+	case f.Mode == sandboxer.NetworkAllow && f.Allow == nil && d.places[path+".allow"].key == nil:
+		d.fault(path+".mode", "", `mode "allow" needs a list of what is allowed`)
+	case f.Mode != sandboxer.NetworkAllow && f.Allow != nil:
+		d.faultKey(path+".allow", "", "a list has no effect with mode %q: use mode \"allow\"", f.Mode)
+	}
+	return sandboxer.NetworkPolicy{Mode: f.Mode, Allow: f.Allow}
+}
+
 func (f limitsForm) limits() sandboxer.Limits {
 	return sandboxer.Limits{MilliCPU: f.CPUs, MemoryBytes: f.Memory, DiskBytes: f.Disk, PIDs: f.PIDs, GPUs: f.GPUs}
 }
 
 // profile checks for faults that no single field shows, and translates.
 func (f profileForm) profile(d *decoder) sandboxer.Profile {
-	switch {
-	case f.Network.Mode == "" && f.Network.Allow != nil:
-		f.Network.Mode = sandboxer.NetworkAllow
-	case f.Network.Mode == sandboxer.NetworkAllow && f.Network.Allow == nil && d.places["network.allow"].key == nil:
-		d.fault("network.mode", "", `mode "allow" needs a list of what is allowed`)
-	case f.Network.Mode != sandboxer.NetworkAllow && f.Network.Allow != nil:
-		d.faultKey("network.allow", "", "a list has no effect with mode %q: use mode \"allow\"", f.Network.Mode)
-	}
 	if len(f.Command) > 0 && f.Command[0] == "" {
 		d.fault("command[0]", "", "the name of a program cannot be empty")
 	}
@@ -142,7 +148,7 @@ func (f profileForm) profile(d *decoder) sandboxer.Profile {
 		ID: f.ID, Title: f.Title, Description: f.Description, Extension: f.Extension, Isolation: f.Isolation,
 		Requires: f.Requires, Image: f.Image, Command: f.Command, Env: f.Env, Labels: f.Labels, Secrets: f.Secrets,
 		Limits: f.Limits.limits(), MaxLimits: f.MaxLimits.limits(),
-		Network: sandboxer.NetworkPolicy{Mode: f.Network.Mode, Allow: f.Network.Allow},
+		Network: f.Network.policy(d, "network"),
 		Ports:   f.Ports, Workspace: f.Workspace, User: f.User, Inputs: f.Inputs,
 		TTL: time.Duration(f.TTL), MaxTTL: f.MaxTTL, Idle: f.Idle, OnIdle: f.OnIdle,
 		OnTTL: f.OnTTL, PauseDepth: f.PauseDepth, MaxPaused: f.MaxPaused, AutoResume: f.AutoResume,
@@ -162,6 +168,7 @@ func (f profileForm) profile(d *decoder) sandboxer.Profile {
 	if f.OnIdle != "" && f.Idle == 0 && d.places["idle"].key == nil {
 		d.fault("on_idle", "", "has no effect without idle")
 	}
+	p.Route = f.Route.route(d, p)
 	if f.Pool.Size == 0 && f.Pool.MaxAge != 0 {
 		d.faultKey("pool.max_age", "", "an age has no effect without a size")
 	}

@@ -131,6 +131,10 @@ func enumOf(t reflect.Type) (what string, words []string) {
 		return "confidence", texts(sandboxer.PriceConfidences())
 	case reflect.TypeFor[sandboxer.PauseDepth]():
 		return "depth of pausing", texts(sandboxer.PauseDepths())
+	case reflect.TypeFor[sandboxer.RoutePolicy]():
+		return "policy", texts(sandboxer.RoutePolicies())
+	case reflect.TypeFor[sandboxer.RoutePreference]():
+		return "preference", texts(sandboxer.RoutePreferences())
 	case reflect.TypeFor[sandboxer.NetworkMode]():
 		return "network mode", texts([]sandboxer.NetworkMode{sandboxer.NetworkNone, sandboxer.NetworkPublic, sandboxer.NetworkAllow})
 	}

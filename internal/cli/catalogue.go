@@ -57,7 +57,7 @@ func profileView() view[*api.Profile] {
 			if p.Price != nil {
 				price = fmt.Sprintf("$%s/h + $%s", p.Price.PerHour, p.Price.Setup)
 			}
-			return []string{p.ID, p.Title, p.Extension, string(p.Isolation), ttlText(p.TTL), networkText(p.Network), limitsText(p.Limits), price}
+			return []string{p.ID, p.Title, strings.Join(p.Extensions(), ", "), string(p.Isolation), ttlText(p.TTL), networkText(p.Network), limitsText(p.Limits), price}
 		},
 		name: func(p *api.Profile) string { return p.ID },
 		detail: func(p *api.Profile) [][2]string {
@@ -69,7 +69,7 @@ func profileView() view[*api.Profile] {
 				price = fmt.Sprintf("$%s per hour, $%s once", p.Price.PerHour, p.Price.Setup)
 			}
 			return [][2]string{
-				{"id", p.ID}, {"title", p.Title}, {"description", p.Description}, {"extension", p.Extension},
+				{"id", p.ID}, {"title", p.Title}, {"description", p.Description}, {"extension", p.Extension}, {"route", routeText(p.Route)},
 				{"isolation", string(p.Isolation)}, {"requires", join(p.Requires, ", ")}, {"image", p.Image},
 				{"command", strings.Join(p.Command, " ")}, {"environment", strings.Join(p.Env, ", ")}, {"labels", pairs(p.Labels)},
 				{"limits", limitsText(p.Limits)}, {"largest limits", limitsText(p.MaxLimits)}, {"network", networkText(p.Network)}, {"mounts", mountsText(p.Mounts)}, {"ports", portsText(p.Ports)},
@@ -81,6 +81,36 @@ func profileView() view[*api.Profile] {
 			}
 		},
 	}
+}
+
+// routeText describes the extensions that may serve a profile, one a line.
+func routeText(r *api.Route) string {
+	if r == nil {
+		return ""
+	}
+	lines := []string{"policy " + string(r.Policy)}
+	if r.Prefer != "" {
+		lines[0] += ", prefers " + string(r.Prefer)
+	}
+	for _, c := range r.Candidates {
+		what := []string{c.Extension}
+		add := func(name, value string) {
+			if value != "" {
+				what = append(what, name+" "+value)
+			}
+		}
+		add("image", c.Image)
+		add("at most", limitsText(c.Limits))
+		if c.Network != nil {
+			add("network", networkText(*c.Network))
+		}
+		add("inputs", pairs(c.Inputs))
+		if c.Price != nil {
+			add("price", fmt.Sprintf("$%s per hour, $%s once", c.Price.PerHour, c.Price.Setup))
+		}
+		lines = append(lines, strings.Join(what, ", "))
+	}
+	return strings.Join(lines, "\n")
 }
 
 // countText is n, or nothing where none is set.

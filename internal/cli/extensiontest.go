@@ -348,10 +348,10 @@ func (o *extensionTestOptions) spec(c *catalog.Catalog, e catalog.ExtensionFile)
 		if err != nil {
 			return spec, err
 		}
-		if p.Extension != e.ID {
-			return spec, sandboxer.E(sandboxer.Invalid, nil, "%s is on %s, and not on %s", p.ID, p.Extension, e.ID)
+		prof, ok := p.On(e.ID)
+		if !ok {
+			return spec, sandboxer.E(sandboxer.Invalid, nil, "%s is on %s, and not on %s", p.ID, strings.Join(p.Extensions(), ", "), e.ID)
 		}
-		prof := p.Profile
 		spec = sandboxer.Spec{Owner: spec.Owner, Profile: prof, Image: cmp.Or(o.image, prof.Image), Command: prof.Command, Env: prof.Env, Labels: prof.Labels, Limits: prof.Limits,
 			Network: prof.Network, Ports: prof.Ports, Workspace: prof.Workspace, User: prof.User, Inputs: maps.Clone(prof.Inputs)}
 		if spec.Inputs == nil {

@@ -97,7 +97,7 @@ func TestProfileInSpec(t *testing.T) {
 		},
 		Withheld: fieldtest.Withheld{
 			"Title": "for people, who see the profile", "Description": "for people, who see the profile",
-			"Extension": read, "Isolation": read, "Requires": read, "MaxLimits": read, "TTL": read, "MaxTTL": read, "Idle": read, "OnIdle": read, "OnTTL": read, "PauseDepth": read,
+			"Extension": read, "Route": "chosen from: a spec is on one extension", "Isolation": read, "Requires": read, "MaxLimits": read, "TTL": read, "MaxTTL": read, "Idle": read, "OnIdle": read, "OnTTL": read, "PauseDepth": read,
 			"MaxPaused": read, "AutoResume": read, "Secrets": "what a request may name (spec.Site)", "Max": "of the profile as it is when somebody asks (roomFor)", "Wait": "of the profile as it is when somebody asks (roomFor)", "Price": read, "Ready": read, "Pool": read, "Builtin": read,
 			"Inputs": "checked and merged with the caller's apart (spec.Site)",
 		},
@@ -140,7 +140,7 @@ func TestRestoreFields(t *testing.T) {
 			if req.Kind == sandboxer.SnapshotNative {
 				req.Inputs, req.Host = nil, "" // which exclude each other
 			}
-			o, err := r.resolveRestore(operator, rec, req)
+			o, err := r.resolveRestore(operator, rec, req, "")
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -162,7 +162,7 @@ func TestSourceInRestore(t *testing.T) {
 				t.Fatal(err)
 			}
 			prof := r.catalogue.Load().profiles[0]
-			o, err := r.resolveRestore(operator, &rec, RestoreRequest{})
+			o, err := r.resolveRestore(operator, &rec, RestoreRequest{}, "")
 			if err != nil {
 				t.Fatalf("on %s: %v", prof.ID, err)
 			}

@@ -242,7 +242,7 @@ func (m *Manager) makeCopies(ctx, caller context.Context, rec *sandboxer.Snapsho
 		}
 		wg.Go(func() {
 			defer func() { <-slots }()
-			sb, err := m.restoreOne(ctx, rec, copyOf(req, i), digest, caller.Done())
+			sb, err := m.restoreOne(ctx, rec, copyOf(req, i), copying{digest, rec.Extension, caller.Done()})
 			mu.Lock()
 			defer mu.Unlock()
 			all[i] = sb

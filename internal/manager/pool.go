@@ -91,6 +91,8 @@ func (p *pool) whyCold(o *creation) string {
 	switch prof := &p.profile; {
 	case o.Shown != "":
 		return "its ID was chosen"
+	case o.Extension != prof.Extension:
+		return "another extension serves it"
 	case o.Spec.Image != prof.Image:
 		return "another image"
 	case o.Spec.User != prof.User:

@@ -36,11 +36,12 @@ func (m *Manager) SetProfiles(profiles []sandboxer.Profile) error {
 		}
 		if p.Pool.Size > 0 {
 			// The state of a pool is kept as long as its profile does not change.
-			if old := m.poolOf(p.ID); old != nil && reflect.DeepEqual(old.profile, p) {
+			first := p.Candidates()[0]
+			if old := m.poolOf(p.ID); old != nil && reflect.DeepEqual(old.profile, first) {
 				next.pools = append(next.pools, old)
 				continue
 			}
-			next.pools = append(next.pools, &pool{m: m, profile: p})
+			next.pools = append(next.pools, &pool{m: m, profile: first})
 		}
 	}
 	if len(faults) > 0 {

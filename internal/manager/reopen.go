@@ -66,7 +66,7 @@ func (e *extension) replace(change func(*Extension)) *extension {
 func (e *extension) extensionOpened() {
 	e.m.log.Info("extension is available now", "extension", e.Info.ID)
 	for _, p := range e.m.catalogue.Load().profiles {
-		if p.Extension == e.Info.ID {
+		if slices.Contains(p.Extensions(), e.Info.ID) {
 			if fault := e.m.site().CheckProfile(p); fault != "" {
 				e.m.log.Warn("profile cannot be used", "why", fault)
 			}

@@ -17,7 +17,7 @@ func (m *Manager) Restore(ctx context.Context, ref string, req RestoreRequest) (
 	rec, err := m.findSnapshot(ctx, sandboxer.ScopeWrite, ref)
 	if isKind(err, sandboxer.NotFound) && req.Key != "" {
 		if dropped, derr := m.droppedSnapshot(ctx, ref); derr == nil && dropped != nil { // a repetition has the same answer
-			if sb, _ := m.restoreOne(ctx, dropped, req, "", nil); sb != nil {
+			if sb, _ := m.restoreOne(ctx, dropped, req, copying{}); sb != nil {
 				return sb, nil
 			}
 		}
@@ -25,20 +25,26 @@ func (m *Manager) Restore(ctx context.Context, ref string, req RestoreRequest) (
 	if err != nil {
 		return nil, err
 	}
-	return m.restoreOne(ctx, rec, req, "", nil)
+	return m.restoreOne(ctx, rec, req, copying{})
 }
 
-// restoreOne is Restore of one record. fork is the digest of the fork that it is part of, if any. Such a
-// restore waits for no room once leaving is closed.
-func (m *Manager) restoreOne(ctx context.Context, rec *sandboxer.SnapshotRecord, req RestoreRequest, fork string, leaving <-chan struct{}) (*sandboxer.Sandbox, error) {
-	o, err := m.resolveRestore(sandboxer.PrincipalFrom(ctx), rec, req)
+// copying is the fork that a restore is part of; zero for a restore of its own.
+type copying struct {
+	digest    string          // of the fork; empty without a key
+	extension string          // on which the copies stay
+	leaving   <-chan struct{} // once it is closed, the restore does not wait for room any more
+}
+
+// restoreOne is Restore of one record.
+func (m *Manager) restoreOne(ctx context.Context, rec *sandboxer.SnapshotRecord, req RestoreRequest, fork copying) (*sandboxer.Sandbox, error) {
+	o, err := m.resolveRestore(sandboxer.PrincipalFrom(ctx), rec, req, fork.extension)
 	if err != nil {
 		return nil, err
 	}
-	if o.leaving = leaving; fork != "" {
-		o.Digest = fork
+	if o.leaving = fork.leaving; fork.digest != "" {
+		o.Digest = fork.digest
 	}
-	free := fork == "" // the keys of a fork are freed together
+	free := fork.digest == "" // the keys of a fork are freed together
 	return o.underKey(ctx, free, func(ctx context.Context) (*sandboxer.Sandbox, error) {
 		if rec.State != sandboxer.SnapshotSealed {
 			return nil, notSealed(rec)
@@ -47,11 +53,11 @@ func (m *Manager) restoreOne(ctx context.Context, rec *sandboxer.SnapshotRecord,
 	})
 }
 
-// resolveRestore checks a restore of rec for p.
-func (m *Manager) resolveRestore(p sandboxer.Principal, rec *sandboxer.SnapshotRecord, req RestoreRequest) (*creation, error) {
+// resolveRestore checks a restore of rec for p, with stay on that extension.
+func (m *Manager) resolveRestore(p sandboxer.Principal, rec *sandboxer.SnapshotRecord, req RestoreRequest, stay string) (*creation, error) {
 	r, err := m.site().Restore(p, rec, func() (map[string]string, error) {
 		return m.openAs(snapshotSealName(rec), "snapshot "+rec.ID, rec.SealedEnv)
-	}, req)
+	}, req, stay)
 	return m.creation(r), err
 }
 

@@ -57,7 +57,7 @@ func TestRequestFields(t *testing.T) {
 				"Spec.Vouched":    "decides what is admitted, which the answer shows",
 				"Spec.Place":      "chosen when it is made",
 				// The profile is named, and has an answer of its own.
-				"Spec.Profile.Title": "see the profile", "Spec.Profile.Description": "see the profile", "Spec.Profile.Extension": "extension is where it is made",
+				"Spec.Profile.Title": "see the profile", "Spec.Profile.Description": "see the profile", "Spec.Profile.Extension": "extension is where it is made", "Spec.Profile.Route": "extension is the one that was chosen",
 				"Spec.Profile.Isolation": "see the profile", "Spec.Profile.Requires": "see the profile",
 				"Spec.Profile.Image": "see image", "Spec.Profile.Command": "see command", "Spec.Profile.Env": "see env", "Spec.Profile.Labels": "see labels", "Spec.Profile.Secrets": "see the profile",
 				"Spec.Profile.Limits": "see limits", "Spec.Profile.MaxLimits": "see the profile", "Spec.Profile.Network": "see network",

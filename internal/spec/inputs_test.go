@@ -45,8 +45,8 @@ func TestInputs(t *testing.T) {
 		"a machine that is the host": {declared: machine, host: "build", want: in{}},
 		"a machine of an image":      {declared: machine, image: "debian", want: in{}},
 	} {
-		e := &Extension{Info: sandboxer.ExtensionInfo{ID: "ext.x", Inputs: c.declared}}
-		got, err := e.inputs(sandboxer.Profile{Inputs: c.prof}, c.asked, c.host, c.image)
+		v := &View{Profile: sandboxer.Profile{Extension: "ext.x", Inputs: c.prof}, Inputs: c.declared}
+		got, _, err := v.inputs(c.asked, c.host, c.image)
 		switch {
 		case c.refused != "":
 			if sandboxer.KindOf(err) != sandboxer.Invalid || !strings.Contains(sandboxer.Message(err)+sandboxer.HintOf(err), c.refused) {

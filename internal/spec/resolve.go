@@ -29,6 +29,8 @@ type Resolved struct {
 
 	Place string // where it has to be made, whatever was requested; empty leaves that to its extension
 
+	Routing *Routing // the request on all candidates of its profile
+
 	From *sandboxer.SnapshotRecord // what it is restored from; nil for a new one
 	As   sandboxer.SnapshotKind    // in which form
 }
@@ -38,13 +40,26 @@ func (r *Resolved) SetID(id string) { r.ID, r.Spec.ID = id, id }
 
 // Same reports whether other asks for what r asks for, so that both can have one sandbox.
 func (r *Resolved) Same(other *Resolved) bool {
-	return r.Tenant == other.Tenant && !r.IsOther(other.Thread) && r.isFulfilledBy(other.Spec, other.Name, other.Spec.Env, other.Secrets)
+	return r.Tenant == other.Tenant && !r.IsOther(other.Thread) && r.on(other.Extension).isFulfilledBy(other.Spec, other.Name, other.Spec.Env, other.Secrets)
 }
 
 // Matches reports whether sb, which has the environment env, is what r asks for, so that r may be
 // answered with it.
 func (r *Resolved) Matches(sb *sandboxer.Sandbox, env map[string]string) bool {
-	return r.Tenant == sb.Tenant && !r.IsOther(sb.Thread) && r.isFulfilledBy(sb.Spec, sb.Name, env, sb.Secrets)
+	return r.Tenant == sb.Tenant && !r.IsOther(sb.Thread) && r.on(sb.Extension).isFulfilledBy(sb.Spec, sb.Name, env, sb.Secrets)
+}
+
+// on is r on another candidate of its profile; r itself where it is none.
+func (r *Resolved) on(extension string) *Resolved {
+	if r.Extension == extension || r.Routing == nil {
+		return r
+	}
+	for _, o := range r.Routing.On {
+		if o != nil && o.Extension == extension {
+			return o
+		}
+	}
+	return r
 }
 
 // IsOther reports whether r asks for a thread and the ID belongs to another one. A request that names only the
@@ -90,17 +105,21 @@ func (r *Resolved) isFulfilledBy(spec sandboxer.Spec, name string, env map[strin
 		!slices.ContainsFunc(asked.Mounts, func(m sandboxer.Mount) bool { return !slices.Contains(spec.Mounts, m) })
 }
 
-// Create checks a create for p and merges it with its profile. Nothing exists yet.
+// Create checks a create for p and merges it with its profile, on the first candidate that can serve it. Nothing
+// exists yet.
 func (s *Site) Create(p sandboxer.Principal, req sandboxer.CreateRequest) (*Resolved, error) {
 	prof, err := FindProfile(s.Profiles, req.Profile)
 	if err != nil {
 		return nil, err
 	}
-	e, err := s.extensionFor(prof)
-	if err != nil {
-		return nil, err
-	}
-	inputs, err := e.inputs(prof, req.Inputs, req.Host, cmp.Or(req.Image, prof.Image))
+	ask := Ask{Inputs: req.Inputs, Host: req.Host, Image: req.Image, Limits: req.Limits, Network: req.Network, MaxCost: req.MaxCost}
+	return s.resolve(prof, ask, func(prof sandboxer.Profile, e *Extension) (*Resolved, error) { return s.createOn(p, prof, e, req) })
+}
+
+// createOn is Create on one candidate.
+func (s *Site) createOn(p sandboxer.Principal, prof sandboxer.Profile, e *Extension, req sandboxer.CreateRequest) (*Resolved, error) {
+	v := View{Profile: prof, Inputs: e.Info.Inputs}
+	inputs, _, err := v.inputs(req.Inputs, req.Host, req.Image)
 	if err != nil {
 		return nil, err
 	}
@@ -185,25 +204,6 @@ func (s *Site) kept(digest string) string {
 		return digest
 	}
 	return s.MAC(digest)
-}
-
-// extensionFor finds the extension that serves a profile. Kind: Unavailable.
-func (s *Site) extensionFor(prof sandboxer.Profile) (*Extension, error) {
-	var abilities []ability
-	for _, e := range s.Extensions {
-		abilities = append(abilities, e.ability())
-	}
-	chosen, refused := route(prof, abilities)
-	if len(chosen) == 0 {
-		why := "no extension can serve it"
-		for _, c := range refused {
-			if c.extension == prof.Extension {
-				why = c.why
-			}
-		}
-		return nil, sandboxer.E(sandboxer.Unavailable, nil, "profile %s cannot be used: %s", prof.ID, why)
-	}
-	return s.extension(chosen[0].extension), nil
 }
 
 // Restricted names the values in spec for which an operator may have to vouch.
@@ -301,33 +301,34 @@ func newID(tenant, shown string) string {
 }
 
 // inputs merges the requested inputs with the profile's and the defaults, and checks them against what
-// the extension declares. host and image are those of the request.
-func (e *Extension) inputs(prof sandboxer.Profile, asked map[string]string, host, image string) (map[string]string, error) {
-	declared := e.Info.Inputs
+// the extension declares; why says which refusal an error is. host and image are those of the request.
+func (v *View) inputs(asked map[string]string, host, image string) (merged map[string]string, why sandboxer.RouteReason, err error) {
+	declared, id := v.Inputs, v.Profile.Extension
+	image = cmp.Or(image, v.Profile.Image)
 	known := []string{"sandbox_id"}
 	for _, in := range declared {
 		if in.Name != known[0] {
 			known = append(known, in.Name)
 		}
 	}
-	merged := map[string]string{}
+	merged = map[string]string{}
 	for _, in := range declared {
 		if in.Default != "" && in.Name != sandboxer.AnyInput {
 			merged[in.Name] = in.Default
 		}
 	}
-	maps.Copy(merged, prof.Inputs)
+	maps.Copy(merged, v.Profile.Inputs)
 	maps.Copy(merged, asked)
 	for _, k := range slices.Sorted(maps.Keys(merged)) {
 		if _, ok := sandboxer.DeclarationOf(declared, k); !ok && k != known[0] {
-			return nil, sandboxer.E(sandboxer.Invalid, nil, "%s does not take the input %q%s", e.Info.ID, k, suggest.DidYouMean(k, known)).
+			return nil, sandboxer.WhyUnknownInput, sandboxer.E(sandboxer.Invalid, nil, "%s does not take the input %q%s", id, k, suggest.DidYouMean(k, known)).
 				WithHint("its inputs are: %s", suggest.List(known))
 		}
 		if err := sandboxer.CheckInputName(k); err != nil {
-			return nil, err
+			return nil, sandboxer.WhyInvalid, err
 		}
 		if err := checkURL(k, merged[k]); err != nil {
-			return nil, err
+			return nil, sandboxer.WhyInvalid, err
 		}
 		if merged[k] == "" {
 			delete(merged, k) // given as nothing is not given
@@ -339,7 +340,7 @@ func (e *Extension) inputs(prof sandboxer.Profile, asked map[string]string, host
 			continue
 		}
 		if in.Required && merged[in.Name] == "" {
-			return nil, sandboxer.E(sandboxer.Invalid, nil, "%s needs the input %q: %s", e.Info.ID, in.Name, in.Help).
+			return nil, sandboxer.WhyMissingInput, sandboxer.E(sandboxer.Invalid, nil, "%s needs the input %q: %s", id, in.Name, in.Help).
 				WithHint("add --input %s=…", in.Name)
 		}
 		if in.OneOf != "" {
@@ -348,11 +349,11 @@ func (e *Extension) inputs(prof sandboxer.Profile, asked map[string]string, host
 	}
 	for _, g := range slices.Sorted(maps.Keys(groups)) {
 		if host == "" && image == "" && !slices.ContainsFunc(groups[g], func(name string) bool { return merged[name] != "" }) {
-			return nil, sandboxer.E(sandboxer.Invalid, nil, "%s needs one of the inputs %s", e.Info.ID, suggest.List(groups[g])).
+			return nil, sandboxer.WhyMissingInput, sandboxer.E(sandboxer.Invalid, nil, "%s needs one of the inputs %s", id, suggest.List(groups[g])).
 				WithHint("add --input %s=…", groups[g][0])
 		}
 	}
-	return merged, nil
+	return merged, "", nil
 }
 
 func merge(a, b map[string]string) map[string]string {

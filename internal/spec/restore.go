@@ -12,16 +12,28 @@ import (
 
 // Restore checks a restore of rec for p and merges it with its source and its
 // profile, as Create does for a create. env opens the environment of rec, if it is needed. What the
-// source was allowed is not checked again, except for what its profile does not give any more.
-func (s *Site) Restore(p sandboxer.Principal, rec *sandboxer.SnapshotRecord, env func() (map[string]string, error), req sandboxer.RestoreRequest) (*Resolved, error) {
-	prof, as, err := s.restoredAs(rec, req)
+// source was allowed is not checked again, except for what its profile does not give any more. With stay
+// it is restored on that extension.
+func (s *Site) Restore(p sandboxer.Principal, rec *sandboxer.SnapshotRecord, env func() (map[string]string, error), req sandboxer.RestoreRequest, stay string) (*Resolved, error) {
+	prof, err := s.restoredOn(rec, req, stay)
 	if err != nil {
 		return nil, err
 	}
 	if req.Inputs["sandbox_id"] != "" {
 		return nil, sandboxer.E(sandboxer.Invalid, nil, "a restored sandbox has an ID of its own, and does not take the input \"sandbox_id\"")
 	}
-	e, err := s.extensionFor(prof)
+	ask := Ask{Inputs: req.Inputs, Host: req.Host, MaxCost: req.MaxCost, Restored: true}
+	if prof.ID == rec.Profile {
+		ask.Limits, ask.Network = rec.Spec.Limits, &rec.Spec.Network
+	}
+	return s.resolve(prof, ask, func(prof sandboxer.Profile, e *Extension) (*Resolved, error) {
+		return s.restoreOn(p, prof, e, rec, env, req)
+	})
+}
+
+// restoreOn is Restore on one candidate.
+func (s *Site) restoreOn(p sandboxer.Principal, prof sandboxer.Profile, e *Extension, rec *sandboxer.SnapshotRecord, env func() (map[string]string, error), req sandboxer.RestoreRequest) (*Resolved, error) {
+	as, err := s.restoredAs(rec, prof, req)
 	if err != nil {
 		return nil, err
 	}
@@ -38,7 +50,8 @@ func (s *Site) Restore(p sandboxer.Principal, rec *sandboxer.SnapshotRecord, env
 	spec := s.restoredSpec(e, prof, rec, saved, req, as)
 	sized := req
 	sized.Inputs = spec.Inputs
-	if spec.Inputs, err = e.inputs(prof, spec.Inputs, spec.Host, spec.Image); err != nil {
+	v := View{Profile: prof, Inputs: e.Info.Inputs}
+	if spec.Inputs, _, err = v.inputs(spec.Inputs, spec.Host, spec.Image); err != nil {
 		return nil, err
 	}
 	shown, _, err := identify(spec.Inputs, sandboxer.Thread{}) // its profile may name one
@@ -73,22 +86,37 @@ func (s *Site) Restore(p sandboxer.Principal, rec *sandboxer.SnapshotRecord, env
 	return r, nil
 }
 
-// restoredAs returns the profile that rec is restored on, and in which form.
-func (s *Site) restoredAs(rec *sandboxer.SnapshotRecord, req sandboxer.RestoreRequest) (sandboxer.Profile, sandboxer.SnapshotKind, error) {
+// restoredOn returns the profile that rec is restored on, with stay only as it is on that extension.
+func (s *Site) restoredOn(rec *sandboxer.SnapshotRecord, req sandboxer.RestoreRequest, stay string) (sandboxer.Profile, error) {
 	target := cmp.Or(req.Profile, rec.Profile)
 	if target == "" {
-		return sandboxer.Profile{}, "", sandboxer.E(sandboxer.Invalid, nil, "snapshot %s belongs to a profile that does not exist here", rec.ID).
+		return sandboxer.Profile{}, sandboxer.E(sandboxer.Invalid, nil, "snapshot %s belongs to a profile that does not exist here", rec.ID).
 			WithHint("name the profile to restore it on: --profile")
 	}
 	prof, err := FindProfile(s.Profiles, target)
-	if err != nil {
-		return prof, "", err
+	if err != nil || stay == "" || prof.Route == nil {
+		return prof, err
 	}
+	on, ok := prof.On(stay)
+	if !ok {
+		return on, LeftRoute(prof, stay)
+	}
+	return on, nil
+}
+
+// LeftRoute is the error for a sandbox of p on an extension that p does not list any more. Kind: Denied.
+func LeftRoute(p sandboxer.Profile, extension string) error {
+	return sandboxer.E(sandboxer.Denied, nil, "profile %s does not go to extension %s any more", p.ID, extension).
+		WithHint("ask an administrator to add it to the route of the profile again")
+}
+
+// restoredAs returns in which form rec is restored on a profile.
+func (s *Site) restoredAs(rec *sandboxer.SnapshotRecord, prof sandboxer.Profile, req sandboxer.RestoreRequest) (sandboxer.SnapshotKind, error) {
 	as, err := formFor(rec, prof, req)
 	if err == nil && as == sandboxer.SnapshotPortable {
 		err = s.canPlace(rec, prof)
 	}
-	return prof, as, err
+	return as, err
 }
 
 // restoredSpec decides what a restored sandbox takes from where; the rest comes from the
@@ -104,7 +132,10 @@ func (s *Site) restoredSpec(e *Extension, prof sandboxer.Profile, rec *sandboxer
 	if prof.ID != rec.Profile {
 		spec.Inputs = merge(spec.Inputs, prof.Inputs) // a caller that names another profile means it
 	} else if source := rec.Spec; source.ID != "" { // not an imported one, which has no spec
-		spec.Image, spec.Command, spec.Limits, spec.Network = source.Image, source.Command, source.Limits, source.Network
+		if prof.Extension == rec.Extension || !s.isRouted(prof.ID) { // another candidate has its own images
+			spec.Image = source.Image
+		}
+		spec.Command, spec.Limits, spec.Network = source.Command, source.Limits, source.Network
 		spec.Mounts, spec.Ports, spec.Workspace, spec.User = source.Mounts, source.Ports, source.Workspace, source.User
 	}
 
@@ -118,6 +149,12 @@ func (s *Site) restoredSpec(e *Extension, prof sandboxer.Profile, rec *sandboxer
 		spec.Host = req.Host
 	}
 	return spec
+}
+
+// isRouted reports whether the profile of that ID has several extensions.
+func (s *Site) isRouted(id string) bool {
+	p, err := FindProfile(s.Profiles, id)
+	return err == nil && p.Route != nil
 }
 
 // formFor decides in which form rec is restored on a profile.

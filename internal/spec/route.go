@@ -1,65 +1,339 @@
 package spec
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/suggest"
 )
 
-// ability is what one extension can do for a profile.
-type ability struct {
-	extension string
-	problem   string // why it cannot be used now
-	can       []sandboxer.Capability
-	isolation []sandboxer.Isolation
+// A View is what is known of one candidate when a request is routed. What is not known yet is zero, and
+// refuses nothing.
+type View struct {
+	Profile   sandboxer.Profile   // as it is on the candidate, with its extension
+	Bounds    sandboxer.Candidate // what its route sets; zero without a route
+	Problem   string              // why the extension cannot be used now: the backend's words
+	Can       []sandboxer.Capability
+	Isolation []sandboxer.Isolation
+	Inputs    []sandboxer.Input
+	Metered   bool
+
+	Refusal error     // what our own rules refuse there
+	Check   error     // what the backend refuses: its words
+	Quota   error     // the tenant's quota is used up
+	Full    error     // no room on the extension or in the profile
+	RetryAt time.Time // not zero: the extension fails, and is left alone until then
+
+	Asked bool               // the backend was asked for Check and Price
+	Price *sandboxer.Credits // for TTL; nil if it is not known
+	TTL   time.Duration      // of the sandbox there
 }
 
-// candidate is one extension with the reason why it was chosen or refused.
-type candidate struct {
-	extension string
-	why       string
+// An Ask is the part of a request that decides about candidates.
+type Ask struct {
+	Inputs   map[string]string
+	Host     string
+	Image    string
+	Limits   sandboxer.Limits
+	Network  *sandboxer.NetworkPolicy
+	MaxCost  sandboxer.Credits // 0 is no bound
+	Restored bool              // the source gives inputs, too
 }
 
-func (e *Extension) ability() ability {
-	o := ability{extension: e.Info.ID, problem: e.Info.Problem, isolation: e.Info.Isolation}
-	if e.Backend != nil {
-		o.can = e.Backend.Capabilities()
+// A Choice is a candidate with its verdict. Err is why it is refused.
+type Choice struct {
+	sandboxer.RouteChoice
+	At  int // index of its view
+	Err error
+}
+
+// A Routing is a request on every candidate of its profile.
+type Routing struct {
+	Profile sandboxer.Profile // with its route
+	Ask     Ask
+	Views   []View
+	On      []*Resolved // the request as it is there; nil where it is refused
+}
+
+// Route says what becomes of the candidates by what is known now.
+func (r *Routing) Route() []Choice { return Route(r.Profile, &r.Ask, r.Views) }
+
+// Chosen is the view of the chosen one of choices, or why there is none.
+func (r *Routing) Chosen(choices []Choice) (at int, err error) {
+	for _, c := range choices {
+		if c.Verdict == sandboxer.RouteChosen {
+			return c.At, nil
+		}
 	}
-	return o
+	return 0, refusedByAll(r.Profile, choices)
 }
 
-// route says which of the extensions can serve p, best first, and why the others cannot.
-// A profile names its extension; among several that one is the only
-// candidate.
-func route(p sandboxer.Profile, abilities []ability) (chosen, refused []candidate) {
-	for _, o := range abilities {
-		var missing []string
-		for _, c := range p.Requires {
-			if !slices.Contains(o.can, c) {
-				missing = append(missing, string(c))
-			}
-		}
-		no := ""
-		switch {
-		case o.extension != p.Extension:
-			no = "the profile is on " + p.Extension
-		case o.problem != "":
-			no = fmt.Sprintf("extension %s cannot be used here: %s", o.extension, o.problem)
-		case len(missing) > 0:
-			no = fmt.Sprintf("extension %s lacks %s, which the profile requires", o.extension, strings.Join(missing, ", "))
-		case p.Ready.Lacks(o.can) != "":
-			no = fmt.Sprintf("extension %s lacks %s, which the profile's readiness check needs", o.extension, p.Ready.Lacks(o.can))
-		case p.Isolation != "" && !slices.Contains(o.isolation, p.Isolation):
-			no = fmt.Sprintf("extension %s does not isolate by %s (it gives %s)", o.extension, p.Isolation, suggest.List(o.isolation))
-		}
-		if no != "" {
-			refused = append(refused, candidate{o.extension, no})
+// resolve resolves what is asked of the profile on each candidate, by on, and returns it on the chosen one.
+// Nothing is known yet of what the backends say.
+func (s *Site) resolve(p sandboxer.Profile, ask Ask, on func(sandboxer.Profile, *Extension) (*Resolved, error)) (*Resolved, error) {
+	r := &Routing{Profile: p, Ask: ask, Views: s.views(p)}
+	r.On = make([]*Resolved, len(r.Views))
+	for _, c := range r.Route() {
+		if c.Verdict == sandboxer.RouteRefused && c.Reason != sandboxer.WhyPolicy {
 			continue
 		}
-		chosen = append(chosen, candidate{o.extension, "the profile names it"})
+		v := &r.Views[c.At]
+		if r.On[c.At], v.Refusal = on(v.Profile, s.extension(v.Profile.Extension)); v.Refusal == nil {
+			v.TTL = r.On[c.At].TTL
+		}
 	}
-	return chosen, refused
+	at, err := r.Chosen(r.Route())
+	if err != nil {
+		return nil, err
+	}
+	for _, o := range r.On {
+		if o != nil {
+			o.Routing = r
+		}
+	}
+	return r.On[at], nil
+}
+
+// views are the candidates of p by what is known of their extensions.
+func (s *Site) views(p sandboxer.Profile) []View {
+	views := make([]View, 0, 1)
+	for i, on := range p.Candidates() {
+		v := View{Profile: on, Problem: "it is not configured"}
+		if p.Route != nil {
+			v.Bounds = p.Route.Candidates[i]
+		}
+		if e := s.extension(on.Extension); e != nil {
+			v.Problem, v.Isolation, v.Inputs, v.Metered = e.Info.Problem, e.Info.Isolation, e.Info.Inputs, e.Info.Pricing == sandboxer.PricingMetered
+			if e.Backend != nil {
+				v.Can = e.Backend.Capabilities()
+			}
+		}
+		if p.Route != nil { // what only other candidates take
+			v.Profile.Inputs = inputsFor(v.Inputs, on.Inputs)
+		}
+		views = append(views, v)
+	}
+	return views
+}
+
+// Route decides which of the candidates of p serves a request, by one view of each, in their order. It returns
+// them in the order in which they were considered; at most one is chosen.
+func Route(p sandboxer.Profile, ask *Ask, views []View) []Choice {
+	out := make([]Choice, 0, len(views))
+	policy, served, stopped := sandboxer.RouteBurst, "", ""
+	if p.Route != nil {
+		policy = p.Route.Policy
+	}
+	for _, at := range order(p, views) {
+		v := &views[at]
+		c := Choice{At: at}
+		c.Extension, c.Price = v.Profile.Extension, v.Price
+		why, detail, err := v.judge(ask)
+		waits := why == sandboxer.WhyFull && policy == sandboxer.RouteWait
+		switch {
+		case why != "" && !waits:
+			c.Verdict, c.Reason, c.Detail, c.Err = sandboxer.RouteRefused, why, detail, err
+			if v.Check != nil && err == v.Check {
+				c.Words = sandboxer.Message(err)
+			} else if why == sandboxer.WhyUnusable {
+				c.Words = v.Problem
+			}
+			if why.MayPass() && policy != sandboxer.RouteBurst && served == "" && stopped == "" {
+				stopped = c.Extension
+			}
+		case served != "":
+			c.Verdict, c.Reason, c.Detail = sandboxer.RouteStandby, sandboxer.WhyLater, served+" serves the request"
+		case stopped != "":
+			c.Verdict, c.Reason = sandboxer.RouteRefused, sandboxer.WhyPolicy
+			c.Detail = fmt.Sprintf("the policy %s does not go on to it from %s; try again later, or have the operator change the policy", policy, stopped)
+			c.Err = sandboxer.E(sandboxer.Unavailable, nil, "%s", c.Detail)
+		default:
+			served, c.Verdict = c.Extension, sandboxer.RouteChosen
+			c.Reason, c.Detail = chosenFor(p, waits)
+		}
+		out = append(out, c)
+	}
+	return out
+}
+
+func chosenFor(p sandboxer.Profile, waits bool) (sandboxer.RouteReason, string) {
+	switch {
+	case p.Route == nil:
+		return sandboxer.WhyOnly, "the profile is on it"
+	case waits:
+		return sandboxer.WhyWaits, fmt.Sprintf("it has no room now, and the request waits for it up to %s; ask for less, or try when a sandbox has ended", sandboxer.FormatDuration(p.Wait))
+	case p.Route.Prefer == sandboxer.PreferPrice:
+		return sandboxer.WhyCheapest, "it is the first candidate by price that can serve the request"
+	}
+	return sandboxer.WhyFirst, "it is the first candidate that can serve the request"
+}
+
+// order is the order in which the views are considered.
+func order(p sandboxer.Profile, views []View) []int {
+	all := make([]int, len(views))
+	for i := range all {
+		all[i] = i
+	}
+	if p.Route == nil || p.Route.Prefer != sandboxer.PreferPrice {
+		return all
+	}
+	last := func(b bool) int {
+		if b {
+			return 1
+		}
+		return 0
+	}
+	slices.SortStableFunc(all, func(i, j int) int {
+		a, b := &views[i], &views[j]
+		c := cmp.Or(cmp.Compare(last(a.Metered), last(b.Metered)), cmp.Compare(last(a.Price == nil), last(b.Price == nil)))
+		if c == 0 && a.Price != nil {
+			c = cmp.Compare(*a.Price, *b.Price)
+		}
+		return c
+	})
+	return all
+}
+
+// judge says why the candidate cannot serve what is asked: the reason, a sentence with what would change
+// it, without words of backends, and the error for a profile that has only this one. No reason: it can.
+func (v *View) judge(ask *Ask) (why sandboxer.RouteReason, detail string, err error) {
+	if why, detail, err = v.suits(); why != "" {
+		return why, detail, err
+	}
+	if why, err = v.takes(ask); why != "" {
+		return why, plain(err), err
+	}
+	switch {
+	case v.Refusal != nil:
+		return reasonOf(v.Refusal), plain(v.Refusal), v.Refusal
+	case v.Check != nil:
+		why = reasonOf(v.Check)
+		return why, checkDetails[why], v.Check
+	case ask.MaxCost > 0 && v.Asked && v.Price == nil && v.Metered:
+		err = sandboxer.E(sandboxer.NoCredit, nil, "its price is not known, and the request allows up to %s credits", ask.MaxCost).WithHint("leave out the bound, or have the operator set a price")
+		return sandboxer.WhyNoPrice, plain(err), err
+	case ask.MaxCost > 0 && v.Price != nil && *v.Price > ask.MaxCost:
+		err = sandboxer.E(sandboxer.NoCredit, nil, "it would cost up to %s credits for %s, more than the %s you allow", *v.Price, v.TTL, ask.MaxCost).WithHint("allow more, or ask for a shorter time to live")
+		return sandboxer.WhyPrice, plain(err), err
+	case v.Quota != nil:
+		return sandboxer.WhyQuota, "the tenant's quota is used up; destroy a sandbox, or ask an administrator for more", v.Quota
+	case !v.RetryAt.IsZero():
+		e := sandboxer.E(sandboxer.Unavailable, nil, "extension %s failed several times in a row, and is tried again at %s", v.Profile.Extension, v.RetryAt.UTC().Format(time.RFC3339))
+		return sandboxer.WhyFailing, "it failed several times in a row; try again after " + v.RetryAt.UTC().Format(time.RFC3339), e.WithHint("try again then, or use another profile")
+	case v.Full != nil:
+		return sandboxer.WhyFull, "it has no room now; try again when a sandbox has ended, or ask an administrator for more room", v.Full
+	}
+	return "", "", nil
+}
+
+// checkDetails are the sentences for tenants about what a backend refused.
+var checkDetails = map[sandboxer.RouteReason]string{
+	sandboxer.WhyNotAllowed:  "it does not admit what the request asks for; leave out inputs, image, host or mounts that are restricted",
+	sandboxer.WhyUnsupported: "its backend cannot do what the request asks for; ask for less",
+	sandboxer.WhyInvalid:     "its backend refuses the request; change the request",
+	sandboxer.WhyFull:        "its backend has no room now; try again later",
+	sandboxer.WhyUnavailable: "its backend cannot be asked now; try again later",
+	sandboxer.WhyPrice:       "its provider is not paid; an administrator can see why",
+}
+
+// reasonOf is the reason for a refusal that is err.
+func reasonOf(err error) sandboxer.RouteReason {
+	switch sandboxer.KindOf(err) {
+	case sandboxer.Denied:
+		return sandboxer.WhyNotAllowed
+	case sandboxer.Unsupported:
+		return sandboxer.WhyUnsupported
+	case sandboxer.Exhausted:
+		return sandboxer.WhyFull
+	case sandboxer.NoCredit:
+		return sandboxer.WhyPrice
+	case sandboxer.Unavailable, sandboxer.Timeout, sandboxer.Canceled, sandboxer.Internal:
+		return sandboxer.WhyUnavailable
+	}
+	return sandboxer.WhyInvalid
+}
+
+// suits says why the extension cannot keep what the profile promises, whatever is requested.
+func (v *View) suits() (why sandboxer.RouteReason, detail string, err error) {
+	p, id := v.Profile, v.Profile.Extension
+	var missing []string
+	for _, c := range p.Requires {
+		if !slices.Contains(v.Can, c) {
+			missing = append(missing, string(c))
+		}
+	}
+	text := ""
+	switch {
+	case v.Problem != "":
+		why, text, detail = sandboxer.WhyUnusable, fmt.Sprintf("extension %s cannot be used here: %s", id, v.Problem), "it cannot be used now; an administrator can see why"
+	case len(missing) > 0:
+		why, text = sandboxer.WhyLacks, fmt.Sprintf("extension %s lacks %s, which the profile requires", id, strings.Join(missing, ", "))
+	case p.Ready.Lacks(v.Can) != "":
+		why, text = sandboxer.WhyLacks, fmt.Sprintf("extension %s lacks %s, which the profile's readiness check needs", id, p.Ready.Lacks(v.Can))
+	case p.Isolation != "" && !slices.Contains(v.Isolation, p.Isolation):
+		why, text = sandboxer.WhyIsolation, fmt.Sprintf("extension %s does not isolate by %s (it gives %s)", id, p.Isolation, suggest.List(v.Isolation))
+	default:
+		return "", "", nil
+	}
+	return why, cmp.Or(detail, text+"; an administrator has to change the profile"), sandboxer.E(sandboxer.Unavailable, nil, "profile %s cannot be used: %s", p.ID, text)
+}
+
+// takes says what of the request the candidate does not take.
+func (v *View) takes(ask *Ask) (sandboxer.RouteReason, error) {
+	if _, why, err := v.inputs(ask.Inputs, ask.Host, ask.Image); err != nil && !(ask.Restored && why == sandboxer.WhyMissingInput) {
+		return why, err
+	}
+	b := &v.Bounds
+	for _, name := range slices.Sorted(maps.Keys(b.Inputs)) {
+		if asked, ok := ask.Inputs[name]; ok && asked != b.Inputs[name] {
+			return sandboxer.WhyFixedInput, sandboxer.E(sandboxer.Invalid, nil, "its input %q cannot be changed", name).WithHint("leave the input out")
+		}
+	}
+	if b.Image != "" && ask.Image != "" && ask.Image != b.Image {
+		return sandboxer.WhyFixedImage, sandboxer.E(sandboxer.Invalid, nil, "its image is %s, and cannot be changed", b.Image).WithHint("leave the image out")
+	}
+	if err := ask.Limits.Within(b.Limits, "the candidate"); err != nil {
+		return sandboxer.WhyLimits, sandboxer.E(sandboxer.Invalid, err, "%s", sandboxer.Message(err)).WithHint("ask for less")
+	}
+	if b.Network != nil && ask.Network != nil {
+		if err := ask.Network.Within(*b.Network); err != nil {
+			return sandboxer.WhyNetwork, err
+		}
+	}
+	return "", nil
+}
+
+// plain is what err says, with what to do about it.
+func plain(err error) string {
+	text := sandboxer.Message(err)
+	if hint := sandboxer.HintOf(err); hint != "" {
+		text += "; " + hint
+	}
+	return text
+}
+
+// refusedByAll is the error where no candidate of p serves a request: the only one's, or a summary without
+// words of backends. Its kind is that of the first refusal that may pass, or else of the first.
+func refusedByAll(p sandboxer.Profile, choices []Choice) error {
+	if len(choices) == 1 {
+		return choices[0].Err
+	}
+	first, causes := choices[0].Err, make([]error, len(choices))
+	var says []string
+	for i, c := range choices {
+		causes[i] = c.Err
+		says = append(says, c.Extension+": "+c.Detail)
+	}
+	if i := slices.IndexFunc(choices, func(c Choice) bool { return c.Reason.MayPass() }); i >= 0 {
+		first = choices[i].Err
+	}
+	e := sandboxer.E(sandboxer.KindOf(first), errors.Join(causes...), "profile %s has no extension for this request: %s", p.ID, strings.Join(says, ". "))
+	e.RetryAfter = sandboxer.RetryAfterOf(first)
+	return e.WithHint("change the request as said, or choose another profile")
 }

@@ -6,6 +6,7 @@ package spec
 import (
 	"cmp"
 	"slices"
+	"strings"
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/backend"
@@ -99,22 +100,24 @@ func FindProfile(profiles []sandboxer.Profile, id string) (sandboxer.Profile, er
 // CheckProfile says what is wrong with p, or "". An extension that could not be
 // opened on this machine makes its profiles unusable, not wrong.
 func (s *Site) CheckProfile(p sandboxer.Profile) string {
-	e := s.extension(p.Extension)
-	if e == nil {
-		return "profile " + p.ID + " is on extension " + p.Extension + ", which does not exist" + suggest.DidYouMean(p.Extension, s.extensionIDs())
-	}
 	if err := p.Ready.Check(); err != nil {
 		return "profile " + p.ID + ": ready: " + sandboxer.Message(err)
 	}
-	if e.Backend == nil {
-		return ""
-	}
-	candidates, refused := route(p, []ability{e.ability()})
-	if len(candidates) == 0 {
-		return "profile " + p.ID + ": " + refused[0].why
-	}
-	if p.Pool.Size > 0 && !e.Backend.Can(sandboxer.CanPool) {
-		return "profile " + p.ID + " keeps a pool, which extension " + p.Extension + " cannot"
+	for i, v := range s.views(p) {
+		id := v.Profile.Extension
+		e := s.extension(id)
+		if e == nil {
+			return "profile " + p.ID + " is on extension " + id + ", which does not exist" + suggest.DidYouMean(id, s.extensionIDs())
+		}
+		if e.Backend == nil {
+			continue
+		}
+		if why, _, err := v.suits(); why != "" {
+			return strings.Replace(sandboxer.Message(err), " cannot be used: ", ": ", 1)
+		}
+		if i == 0 && p.Pool.Size > 0 && !e.Backend.Can(sandboxer.CanPool) { // which holds the first
+			return "profile " + p.ID + " keeps a pool, which extension " + id + " cannot"
+		}
 	}
 	return ""
 }

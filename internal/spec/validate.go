@@ -202,7 +202,11 @@ func (s *Site) CheckStillAllowed(p sandboxer.Principal, prof sandboxer.Profile, 
 	if p.Can(sandboxer.ScopeAdmin) {
 		return nil
 	}
-	spec.Profile = prof
+	on, ok := prof.On(spec.Profile.Extension)
+	if !ok && prof.Route != nil {
+		return LeftRoute(prof, spec.Profile.Extension)
+	}
+	prof, spec.Profile = on, on
 	err := spec.Network.Within(prof.Network)
 	if err == nil {
 		err = spec.Limits.Within(s.ceilings(spec), "profile "+prof.ID)
