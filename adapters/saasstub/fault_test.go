@@ -322,6 +322,7 @@ func TestElsewhere(t *testing.T) {
 			http.Redirect(w, r, other.URL, http.StatusTemporaryRedirect)
 		},
 		"an endless body": func(w http.ResponseWriter, r *http.Request) { _, _ = io.Copy(w, endless{}) },
+		"another server":  http.NotFound,
 		"a gateway":       func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(http.StatusBadGateway) },
 		"no answer":       func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) },
 	} {
@@ -331,6 +332,16 @@ func TestElsewhere(t *testing.T) {
 		if len(err.Error()) > 2000 {
 			t.Errorf("%s: an error of %d bytes", what, len(err.Error()))
 		}
+	}
+	lost := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		http.Error(w, `{"message":"no route"}`, http.StatusNotFound)
+	})
+	answer.Store(&lost)
+	if l, err := x.IsAlive(t.Context(), sandboxer.Handle{SandboxID: "box"}); l != sandboxer.Unknown {
+		t.Errorf("where nothing is: IsAlive = %s, %v", l, err)
+	}
+	for _, err := range x.ListRunning(t.Context(), "test") {
+		wantKind(t, "a listing where nothing is", err, sandboxer.Unavailable)
 	}
 	pages := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, `{"items":[],"next":"x"}`) })
 	answer.Store(&pages)
