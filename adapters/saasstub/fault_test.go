@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -377,5 +378,22 @@ func TestQuote(t *testing.T) {
 		if err != nil || q.Amount != want || !strings.HasPrefix(q.Detail, said) {
 			t.Errorf("%s: %+v, %v; want %s", config, q, err, want)
 		}
+	}
+}
+
+// The service gets the variables that are named, and no secret of the server.
+func TestServiceEnvironment(t *testing.T) {
+	t.Setenv("SANDBOXER_API_KEY", "canary")
+	t.Setenv("TZ", "UTC")
+	dir := home(t)
+	if _, err := opens(t, "test", dir, `{}`).Provision(t.Context(), order("box")); err != nil {
+		t.Fatal(err)
+	}
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pidOf(t, dir)))
+	if err != nil {
+		t.Skip(err)
+	}
+	if text := string(data); strings.Contains(text, "canary") || !strings.Contains(text, "TZ=UTC") {
+		t.Errorf("the service has the variables %q", text)
 	}
 }
