@@ -97,6 +97,7 @@ var pages = []page{
 		name: "docs/reference/remote.md", users: []string{"root"}, dir: "project",
 		setup: "mkdir -p $config/extensions; cp $PAGE/1.yaml $config/extensions/ext.remote.yaml; busybox httpd -p 127.0.0.1:8090 -h .",
 	},
+	{name: "docs/reference/saas-stub.md", users: []string{"dev"}, dir: "project"},
 	{name: "docs/how-to/write-an-extension.md", users: []string{"dev"}, dir: "project"},
 	{
 		name: "docs/how-to/migrate-from-python-sand-boxer.md", users: []string{"dev"}, dir: "project",

@@ -1,11 +1,13 @@
 package saasstub
 
 import (
+	"cmp"
 	"context"
 	"iter"
 	"maps"
 	"net/http"
 	"net/url"
+	"slices"
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
@@ -70,31 +72,24 @@ func pages[T, U any](ctx context.Context, x *extension, path string, tags map[st
 		for _, item := range p.Items {
 			items = append(items, of(item))
 		}
-		return items, p.Next, gone(err)
+		if x.own != nil && sandboxer.KindOf(err) == sandboxer.NotFound { // it does not run
+			err = nil
+		}
+		return items, p.Next, err
 	})
-}
-
-// gone is err, or nil if err says that there is nothing.
-func gone(err error) error {
-	if sandboxer.KindOf(err) == sandboxer.NotFound {
-		return nil
-	}
-	return err
 }
 
 // Check implements sandboxer.Checker. It refuses what only a running command could use.
 func (x *extension) Check(_ context.Context, spec sandboxer.Spec) error {
-	for _, part := range []struct {
-		what  string
-		asked bool
-	}{
-		{"an image", spec.Image != ""}, {"a main command", len(spec.Command) > 0}, {"environment variables", len(spec.Env) > 0},
-		{"limits", spec.Limits != sandboxer.Limits{}}, {"mounts", len(spec.Mounts) > 0}, {"ports", len(spec.Ports) > 0},
-		{"a network", spec.Network.Mode != "" && spec.Network.Mode != sandboxer.NetworkNone}, {"a workspace", spec.Workspace != ""},
-		{"a user", spec.User != ""}, {"a host", spec.Host != ""}, {"a place in a pool", spec.Warm},
-	} {
-		if part.asked {
-			return sandboxer.E(sandboxer.Unsupported, nil, "%s cannot have %s: it is %s", x.Env.Extension, part.what, said).WithHint("leave that out, or use another profile")
+	asked := map[string]bool{
+		"an image": spec.Image != "", "a main command": len(spec.Command) > 0, "environment variables": len(spec.Env) > 0,
+		"limits": spec.Limits != sandboxer.Limits{}, "mounts": len(spec.Mounts) > 0, "ports": len(spec.Ports) > 0, "a host": spec.Host != "",
+		"a network": cmp.Or(spec.Network.Mode, sandboxer.NetworkNone) != sandboxer.NetworkNone, "a workspace": spec.Workspace != "",
+		"a user": spec.User != "", "a place in a pool": spec.Warm,
+	}
+	for _, what := range slices.Sorted(maps.Keys(asked)) {
+		if asked[what] {
+			return sandboxer.E(sandboxer.Unsupported, nil, "%s cannot have %s: it is %s", x.Env.Extension, what, said).WithHint("leave that out, or use another profile")
 		}
 	}
 	if n := len(spec.Inputs[inputNote]); n > service.MaxNoteBytes {
@@ -122,14 +117,11 @@ func (x *extension) provision(ctx context.Context, spec sandboxer.Spec, snapshot
 
 // on sends a request about the sandbox of h, which exists unless the service says otherwise.
 func on[T any](ctx context.Context, x *extension, h sandboxer.Handle, method, suffix string, body any) (out T, err error) {
-	if h.Ref == "" {
-		o, err := x.Find(ctx, h)
-		if err != nil {
-			return out, err
-		}
-		h.Ref = o.Ref
+	ref, err := x.Ref(ctx, h)
+	if err != nil {
+		return out, err
 	}
-	return call[T](ctx, x, method, at(h.Ref)+suffix, body)
+	return call[T](ctx, x, method, at(ref)+suffix, body)
 }
 
 // WaitReady implements sandboxer.Extension: what exists is ready.
@@ -199,7 +191,7 @@ func (x *extension) Snapshot(ctx context.Context, h sandboxer.Handle, id string)
 	}
 	tags := map[string]string{tagSnapshot: id, tagOwner: x.Env.Owner}
 	maps.Copy(tags, o.Tags)
-	s, err := call[service.Snapshot](ctx, x, http.MethodPut, x.snapshotAt(id), service.Save{Ref: o.Ref, Tags: tags})
+	s, err := call[service.Snapshot](ctx, x, http.MethodPut, "/v1/snapshots/"+x.nameOf(id), service.Save{Ref: o.Ref, Tags: tags})
 	return receipt(s), err
 }
 
@@ -210,8 +202,11 @@ func (x *extension) RestoreFromSnapshot(ctx context.Context, spec sandboxer.Spec
 
 // DropSnapshot implements sandboxer.Snapshotter.
 func (x *extension) DropSnapshot(ctx context.Context, s sandboxer.Snapshot) error {
-	_, err := call[service.Snapshot](ctx, x, http.MethodDelete, x.snapshotAt(s.SnapshotID), nil)
-	return gone(err)
+	_, err := call[service.Snapshot](ctx, x, http.MethodDelete, "/v1/snapshots/"+x.nameOf(s.SnapshotID), nil)
+	if sandboxer.KindOf(err) == sandboxer.NotFound {
+		return nil
+	}
+	return err
 }
 
 // ListSnapshots implements sandboxer.Snapshotter.

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -322,6 +323,7 @@ func TestElsewhere(t *testing.T) {
 			http.Redirect(w, r, other.URL, http.StatusTemporaryRedirect)
 		},
 		"an endless body": func(w http.ResponseWriter, r *http.Request) { _, _ = io.Copy(w, endless{}) },
+		"another server":  http.NotFound,
 		"a gateway":       func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(http.StatusBadGateway) },
 		"no answer":       func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) },
 	} {
@@ -331,6 +333,16 @@ func TestElsewhere(t *testing.T) {
 		if len(err.Error()) > 2000 {
 			t.Errorf("%s: an error of %d bytes", what, len(err.Error()))
 		}
+	}
+	lost := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		http.Error(w, `{"message":"no route"}`, http.StatusNotFound)
+	})
+	answer.Store(&lost)
+	if l, err := x.IsAlive(t.Context(), sandboxer.Handle{SandboxID: "box"}); l != sandboxer.Unknown {
+		t.Errorf("where nothing is: IsAlive = %s, %v", l, err)
+	}
+	for _, err := range x.ListRunning(t.Context(), "test") {
+		wantKind(t, "a listing where nothing is", err, sandboxer.Unavailable)
 	}
 	pages := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, `{"items":[],"next":"x"}`) })
 	answer.Store(&pages)
@@ -366,5 +378,22 @@ func TestQuote(t *testing.T) {
 		if err != nil || q.Amount != want || !strings.HasPrefix(q.Detail, said) {
 			t.Errorf("%s: %+v, %v; want %s", config, q, err, want)
 		}
+	}
+}
+
+// The service gets the variables that are named, and no secret of the server.
+func TestServiceEnvironment(t *testing.T) {
+	t.Setenv("SANDBOXER_API_KEY", "canary")
+	t.Setenv("TZ", "UTC")
+	dir := home(t)
+	if _, err := opens(t, "test", dir, `{}`).Provision(t.Context(), order("box")); err != nil {
+		t.Fatal(err)
+	}
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pidOf(t, dir)))
+	if err != nil {
+		t.Skip(err)
+	}
+	if text := string(data); strings.Contains(text, "canary") || !strings.Contains(text, "TZ=UTC") {
+		t.Errorf("the service has the variables %q", text)
 	}
 }

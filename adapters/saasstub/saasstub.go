@@ -4,6 +4,7 @@
 package saasstub
 
 import (
+	"cmp"
 	"context"
 	"net/http"
 	"path/filepath"
@@ -39,39 +40,34 @@ func (c *Config) Validate() error {
 }
 
 const (
-	said      = "a stub of a hosted service, in which no command runs" // in plans, quotes and sandboxes
-	inputNote = "note"
-
+	said                  = "a stub of a hosted service, in which no command runs" // in plans, quotes and sandboxes
+	inputNote             = "note"
 	tagSnapshot, tagOwner = "snapshot", "snapshot-owner" // of a snapshot, in addition to those of its sandbox
 )
 
 // Adapter is what package adapters lists.
 var Adapter = sandboxer.Typed(sandboxer.Adapter{
-	Kind:      "saas-stub",
-	Title:     "A metered stub of a hosted service, in which no command runs",
-	Help:      "Makes sandboxes at a stub of a hosted service, in which no command runs. Routes, prices and faults can be tried with it, without an account.",
-	Handlers:  []string{"sandboxer.extensions.saas_stub"},
-	Isolation: sandboxer.Isolations(), // nothing runs that could leave it
-	Pricing:   sandboxer.PricingModels(),
-	Capabilities: []sandboxer.Capability{sandboxer.CanProbe, sandboxer.CanDiscover, sandboxer.CanList, sandboxer.CanSnapshot,
-		sandboxer.CanQuote, sandboxer.CanMeter, sandboxer.CanRenew, sandboxer.CanCapacity},
-	Inputs: []sandboxer.Input{{Name: inputNote, Help: "a text of at most 256 bytes; the sandbox contains nothing else"}},
+	Kind:         "saas-stub",
+	Title:        "A metered stub of a hosted service, in which no command runs",
+	Help:         "Makes sandboxes at a stub of a hosted service, in which no command runs. Routes, prices and faults can be tried with it, without an account.",
+	Handlers:     []string{"sandboxer.extensions.saas_stub"},
+	Isolation:    sandboxer.Isolations(), // nothing runs that could leave it
+	Pricing:      sandboxer.PricingModels(),
+	Capabilities: []sandboxer.Capability{sandboxer.CanProbe, sandboxer.CanDiscover, sandboxer.CanList, sandboxer.CanSnapshot, sandboxer.CanQuote, sandboxer.CanMeter, sandboxer.CanRenew, sandboxer.CanCapacity},
+	Inputs:       []sandboxer.Input{{Name: inputNote, Help: "a text of at most 256 bytes; the sandbox contains nothing else"}},
 }, Config{PerHour: 100_000, Capacity: 100, Settle: 2 * time.Second}, open)
 
 func open(_ context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extension, error) {
 	x := &extension{cfg: cfg, Sandboxes: hosted.Sandboxes{Env: env, Settle: cfg.Settle}}
 	x.List, x.Get, x.Delete = x.list, x.get, x.remove
-	x.client = &hosted.Client{Base: cfg.URL, Token: cfg.Token, Refusals: refusals}
-	if cfg.URL != "" {
-		x.client.Open(nil)
-		return x, nil
+	x.client = &hosted.Client{Base: cmp.Or(cfg.URL, "http://stub"), Token: cfg.Token, Refusals: refusals}
+	if cfg.URL == "" {
+		x.own = &service.Launcher{Dir: filepath.Join(env.Dir, "service")}
+		if err := x.own.Configure(service.Settings{Seed: cfg.Seed, Capacity: cfg.Capacity, Faults: cfg.Faults}); err != nil {
+			return nil, sandboxer.E(sandboxer.Unavailable, err, "the directory of the stub service cannot be written")
+		}
+		x.client.Dial = x.own.Dial
 	}
-	x.own = &service.Launcher{Dir: filepath.Join(env.Dir, "service")}
-	if err := x.own.Configure(service.Settings{Seed: cfg.Seed, Capacity: cfg.Capacity, Faults: cfg.Faults}); err != nil {
-		return nil, sandboxer.E(sandboxer.Unavailable, err, "the directory of the stub service cannot be written")
-	}
-	x.client.Base = "http://stub"
-	x.client.Open(x.own.Dial)
 	return x, nil
 }
 
@@ -79,7 +75,6 @@ func open(_ context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extension
 var refusals = map[int]sandboxer.Kind{
 	http.StatusBadRequest:         sandboxer.Invalid,
 	http.StatusUnauthorized:       sandboxer.Unavailable, // the operator's token is at fault, not the request
-	http.StatusForbidden:          sandboxer.Unavailable,
 	http.StatusNotFound:           sandboxer.NotFound,
 	http.StatusConflict:           sandboxer.Unavailable, // another change is under way
 	http.StatusTooManyRequests:    sandboxer.Exhausted,

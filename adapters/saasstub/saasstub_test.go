@@ -53,7 +53,7 @@ func home(t testing.TB) string {
 
 // direct reaches the service of dir around the adapter.
 func direct(dir string) *hosted.Client {
-	return (&hosted.Client{Base: "http://stub", Refusals: refusals}).Open(service.Launcher{Dir: filepath.Join(dir, "service")}.Dial)
+	return &hosted.Client{Base: "http://stub", Refusals: refusals, Dial: service.Launcher{Dir: filepath.Join(dir, "service")}.Dial}
 }
 
 func pidOf(t testing.TB, dir string) int {

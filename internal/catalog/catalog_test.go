@@ -426,6 +426,7 @@ func TestHandlers(t *testing.T) {
 		"compose-ssh": "compose-ssh",
 		"sandboxer.extensions.compose_ssh:ComposeSSHExtension": "compose-ssh",
 		"sandboxer.extensions.compose_ssh:Renamed":             "compose-ssh",
+		"sandboxer.extensions.saas_stub:SaaSStubExtension":     "saas-stub",
 		"fake": "fake",
 	} {
 		text := "id: ext.a\nhandler: " + handler + "\ncapabilities: {isolation_levels: [container], pricing_model: self-hosted}\n"

@@ -14,6 +14,7 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
@@ -42,16 +43,22 @@ type Client struct {
 	// failure it is not known whether something was done.
 	Refusals map[int]sandboxer.Kind
 
+	// Dial opens the connections; nil means over TCP to the host of Base.
+	Dial func(ctx context.Context, network, address string) (net.Conn, error)
+
+	once sync.Once
 	http http.Client
 }
 
-// Open prepares c. dial, if not nil, opens its connections.
-func (c *Client) Open(dial func(ctx context.Context, network, address string) (net.Conn, error)) *Client {
-	c.http = http.Client{
-		Transport:     &http.Transport{DialContext: dial, DisableKeepAlives: true, MaxResponseHeaderBytes: 64 << 10},
-		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-	}
-	return c
+// do sends req. There are no idle connections, and so nothing to close.
+func (c *Client) do(req *http.Request) (*http.Response, error) {
+	c.once.Do(func() {
+		c.http = http.Client{
+			Transport:     &http.Transport{DialContext: c.Dial, DisableKeepAlives: true, MaxResponseHeaderBytes: 64 << 10},
+			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+		}
+	})
+	return c.http.Do(req)
 }
 
 const (
@@ -78,7 +85,7 @@ func Call[T any](ctx context.Context, c *Client, method, path string, body any) 
 	if c.Token != "" {
 		req.Header.Set("Authorization", "Bearer "+string(c.Token))
 	}
-	res, err := c.http.Do(req)
+	res, err := c.do(req)
 	if err == nil {
 		defer res.Body.Close()
 		data, err = io.ReadAll(io.LimitReader(res.Body, maxAnswer))
@@ -90,7 +97,7 @@ func Call[T any](ctx context.Context, c *Client, method, path string, body any) 
 		return out, c.failure(res, data)
 	}
 	if _, err := strictjson.DecodeStored(data, &out); err != nil {
-		return out, sandboxer.E(sandboxer.Unavailable, err, "the service answers something that cannot be read").WithHint("see whether the URL leads to the service")
+		return out, sandboxer.E(sandboxer.Unavailable, err, "the service answers something that cannot be read").WithHint("check that the URL leads to the service")
 	}
 	return out, nil
 }
@@ -103,7 +110,7 @@ func noAnswer(ctx context.Context, err error) error {
 	if e, ok := errors.AsType[*sandboxer.Error](err); ok { // of dial
 		return e
 	}
-	e := sandboxer.E(sandboxer.Unavailable, err, "the service does not answer").WithHint("see whether the service runs, and try again later")
+	e := sandboxer.E(sandboxer.Unavailable, err, "the service does not answer").WithHint("check that the service runs, and try again later")
 	if op, ok := errors.AsType[*net.OpError](err); ok && op.Op == "dial" {
 		return sandboxer.Untouched(e)
 	}
@@ -112,14 +119,14 @@ func noAnswer(ctx context.Context, err error) error {
 
 // failure is the error for an answer that is none.
 func (c *Client) failure(res *http.Response, body []byte) error {
-	kind, refused := c.Refusals[res.StatusCode]
-	if !refused {
-		kind = sandboxer.Unavailable
-	}
 	var said struct {
 		Message string `json:"message"`
 	}
-	_ = json.Unmarshal(body, &said) // a proxy may have answered
+	_, err := strictjson.DecodeStored(body, &said)
+	kind, refused := c.Refusals[res.StatusCode]
+	if !refused || kind == sandboxer.NotFound && (err != nil || said.Message == "") { // another server's: its word ends no sandbox
+		kind, refused = sandboxer.Unavailable, false
+	}
 	e := sandboxer.E(kind, nil, "the service answers %d: %s", res.StatusCode, capture.Text(said.Message, maxText))
 	switch {
 	case res.StatusCode == http.StatusUnauthorized, res.StatusCode == http.StatusForbidden:
@@ -143,6 +150,9 @@ func Pages[T any](fetch func(next string) (items []T, following string, err erro
 		next := ""
 		for range maxPages {
 			items, following, err := fetch(next)
+			if sandboxer.KindOf(err) == sandboxer.NotFound { // a wrong URL, and no proof of anything
+				err = sandboxer.E(sandboxer.Unavailable, err, "the service has no such listing: %s", sandboxer.Message(err)).WithHint("check that the URL leads to the service")
+			}
 			if err != nil {
 				yield(*new(T), err)
 				return

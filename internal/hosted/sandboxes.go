@@ -11,6 +11,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/hosts"
+	"github.com/sand-boxer/sandboxer/internal/strictjson"
 )
 
 // Sandboxes are the sandboxes of one extension at a hosted service. An adapter embeds it and gets Teardown, IsAlive, Discover
@@ -87,7 +88,7 @@ func (s *Sandboxes) attempts(ctx context.Context, h sandboxer.Handle) (map[strin
 		}
 		var a attempt
 		if err == nil {
-			err = json.Unmarshal(n.Value, &a)
+			_, err = strictjson.DecodeStored(n.Value, &a)
 		}
 		if err != nil {
 			return nil, err
@@ -215,6 +216,15 @@ func (s *Sandboxes) Find(ctx context.Context, h sandboxer.Handle) (newest Object
 		err = sandboxer.E(sandboxer.NotFound, nil, "the service has no sandbox %s", h.SandboxID)
 	}
 	return newest, err
+}
+
+// Ref returns the service's name for the sandbox of h, which need not exist any more if h has it.
+func (s *Sandboxes) Ref(ctx context.Context, h sandboxer.Handle) (string, error) {
+	if h.Ref != "" {
+		return h.Ref, nil
+	}
+	o, err := s.Find(ctx, h)
+	return o.Ref, err
 }
 
 // Teardown implements sandboxer.Extension.
