@@ -71,7 +71,7 @@ func profileView() view[*api.Profile] {
 			return [][2]string{
 				{"id", p.ID}, {"title", p.Title}, {"description", p.Description}, {"extension", p.Extension}, {"route", routeText(p.Route)},
 				{"isolation", string(p.Isolation)}, {"requires", join(p.Requires, ", ")}, {"image", p.Image},
-				{"command", strings.Join(p.Command, " ")}, {"environment", strings.Join(p.Env, ", ")}, {"labels", pairs(p.Labels)},
+				{"command", strings.Join(p.Command, " ")}, {"environment", strings.Join(p.Env, ", ")}, {"labels", pairs(p.Labels)}, {"secrets", strings.Join(p.Secrets, ", ")},
 				{"limits", limitsText(p.Limits)}, {"largest limits", limitsText(p.MaxLimits)}, {"network", networkText(p.Network)}, {"mounts", mountsText(p.Mounts)}, {"ports", portsText(p.Ports)},
 				{"workspace", p.Workspace}, {"user", p.User}, {"inputs", pairs(p.Inputs)},
 				{"ttl", ttlText(p.TTL)}, {"longest ttl", durationText(p.MaxTTL)}, {"idle", durationText(p.Idle)}, {"on idle", string(p.OnIdle)},

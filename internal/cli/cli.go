@@ -153,7 +153,7 @@ func newCmdRoot(f *factory) *cobra.Command {
 		newCmdEvents(f), newCmdExtend(f, extendRun), newCmdPause(f, pauseRun), newCmdResume(f, resumeRun), newCmdSnapshot(f),
 		newCmdRestore(f, restoreRun), newCmdFork(f, forkRun), newCmdDestroy(f))
 	add("offer", newCmdProfile(f), newCmdExtension(f), newCmdPool(f), newCmdHost(f), newCmdCache(f))
-	add("admin", newCmdKey(f), newCmdCredits(f), newCmdQuota(f), newCmdAudit(f), newCmdAccept(f), newCmdForget(f), newCmdReconcile(f), newCmdBackup(f))
+	add("admin", newCmdKey(f), newCmdSecret(f), newCmdCredits(f), newCmdQuota(f), newCmdAudit(f), newCmdAccept(f), newCmdForget(f), newCmdReconcile(f), newCmdBackup(f))
 	add("server", newCmdServe(f), newCmdUp(f), newCmdDown(f), newCmdReload(f), newCmdStatus(f), newCmdDoctor(f), newCmdBench(f),
 		newCmdConfig(f), newCmdVersion(f))
 	root.SetHelpCommand(newCmdHelp())

@@ -83,7 +83,7 @@ func TestFlagFields(t *testing.T) {
 		}
 	}
 	order := strings.Fields("--profile p --image i:1 --input a=b --env-file " + vars + " --label a=b --name n --ttl 1h --idle 1m --on-idle pause --on-ttl pause --host h --cpus 1 --memory 1GiB --disk 1GiB --pids 9" +
-		" --net allow:a.example --max-cost 1 --mount /a:/b:ro --thread u/t --consumer me --consumer-kind ci --consumer-meta a=b --idempotency-key k")
+		" --net allow:a.example --max-cost 1 --secret A=b --mount /a:/b:ro --thread u/t --consumer me --consumer-kind ci --consumer-meta a=b --idempotency-key k")
 	var create *createOptions
 	run(newCmdCreate(f, func(_ context.Context, o *createOptions) error { create = o; return nil }), append(order, "--user", "u", "--", "sleep")...)
 	fieldtest.Full(t, create.req, fieldtest.Withheld{

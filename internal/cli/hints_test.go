@@ -65,6 +65,8 @@ var notTyped = []struct{ begins, why string }{
 	{"restore x --kind portable", "of a snapshot in both forms; TestScripts types it"},
 	{"up --listen", "takes a port that somebody may have; docs.TestCommands types it"},
 	{"destroy --label", "asks on a terminal, which is not here"},
+	{"secret set", "reads a value; TestScripts types it"},
+	{"secret rm", "of a secret that is there; TestScripts types it"},
 	{"shell", "needs a terminal; TestScripts types it"},
 	{"create -q)", "a part of a longer line; docs.TestCommands types it"},
 	{"exec", "the name of a command"},

@@ -26,6 +26,7 @@ type requestOptions struct {
 	profile, image, offer   string // offer is the positional [PROFILE|IMAGE]
 	inputs, labels          []string
 	env                     envFlags
+	secrets                 []string
 	name, ttl, host         string
 	idle, onIdle, onTTL     string
 	cpus, memory, disk, net string
@@ -48,6 +49,7 @@ func (o *requestOptions) register(f *factory, c *cobra.Command) {
 	fl.StringVar(&o.profile, "profile", "", "`PROFILE` to create from (SANDBOXER_PROFILE)")
 	fl.StringVar(&o.image, "image", "", "`IMAGE` in the notation of the backend")
 	fl.StringArrayVar(&o.inputs, "input", nil, "the profile's argument `KEY=VALUE`; a local directory is made absolute")
+	fl.StringArrayVar(&o.secrets, "secret", nil, "environment variable that has the value of a secret, `VARIABLE=NAME`")
 	fl.StringVar(&o.cpus, "cpus", "", "`NUMBER` of processors: 2, 0.5")
 	fl.StringVar(&o.memory, "memory", "", "memory, a `SIZE`: 512MiB, 2GiB")
 	fl.StringVar(&o.disk, "disk", "", "disk space, a `SIZE`: 4GiB")
@@ -212,6 +214,9 @@ func (o *requestOptions) request(f *factory) (api.CreateSandbox, error) {
 	}
 	o.elsewhere = cmp.Or(o.elsewhere, elsewhere)
 	if r.Env, err = o.env.read(f.env); err != nil {
+		return r, err
+	}
+	if r.Secrets, err = keyValues("--secret", o.secrets); err != nil {
 		return r, err
 	}
 	if !o.noMain {

@@ -81,7 +81,7 @@ func sandboxView() view[*api.Sandbox] {
 				{"unresponsive", moment(sb.Unresponsive, ago)}, {"unconfirmed", unconfirmed}, {"damaged", sb.Damaged}, {"reason", string(sb.Reason)}, {"message", sb.Message},
 				{"fault", string(sb.Fault)}, {"hint", sb.Hint}, {"profile", sb.Profile}, {"extension", sb.Extension},
 				{"backend name", sb.Ref}, {"tenant", sb.Tenant}, {"thread", threadText(sb.Thread)}, {"consumer", consumerText(sb.Consumer)},
-				{"inputs", pairs(sb.Inputs)}, {"image", sb.Image}, {"command", strings.Join(sb.Command, " ")}, {"labels", pairs(sb.Labels)},
+				{"inputs", pairs(sb.Inputs)}, {"image", sb.Image}, {"command", strings.Join(sb.Command, " ")}, {"labels", pairs(sb.Labels)}, {"secrets", secretsText(sb.Secrets)},
 				{"limits", limitsText(sb.Limits)}, {"network", networkText(sb.Network)}, {"mounts", mountsText(sb.Mounts)}, {"user", sb.User},
 				{"host", cmp.Or(sb.Reachability.Host, sb.Host)}, {"workspace", cmp.Or(sb.Reachability.RemoteDir, sb.Workspace)}, {"ssh", sb.Reachability.SSH},
 				{"compose project", sb.Reachability.ComposeProject}, {"url", sb.Reachability.URL}, {"declared ports", portsText(sb.Ports)}, {"ports", strings.Join(ports, "\n")},

@@ -91,7 +91,7 @@ func checkSecretValue(name, value string) error {
 	problem := ""
 	switch {
 	case value == "":
-		problem, hint = "is empty", "remove a secret that is not needed: sandboxer secret rm "+name
+		problem, hint = "is empty", "remove a secret that is not needed: sandboxer secret rm NAME"
 	case len(value) > sandboxer.MaxSecretBytes:
 		problem, hint = "is longer than 64 KiB", "put large data into a file: sandboxer cp"
 	case !utf8.ValidString(value):

@@ -138,8 +138,10 @@ func (t *tx) removeSecret(r sandboxer.SecretRemoval) error {
 	}
 	n, err := t.exec(deleteSecret, r.Tenant, r.Name)
 	if err == nil && n == 0 {
-		err = sandboxer.E(sandboxer.NotFound, nil, "there is no %s", sandboxer.SecretRef{Tenant: r.Tenant, Name: r.Name}).
-			WithHint("list them: sandboxer secret ls")
+		e := sandboxer.E(sandboxer.NotFound, nil, "there is no %s", sandboxer.SecretRef{Tenant: r.Tenant, Name: r.Name}).WithHint("list them: sandboxer secret ls")
+		if err = e; r.Tenant == "" {
+			err = e.WithHint("list them: sandboxer secret ls --operator")
+		}
 	}
 	return err
 }
