@@ -4,6 +4,7 @@ import (
 	"errors"
 	"math"
 	"math/big"
+	"reflect"
 	"testing"
 	"time"
 
@@ -187,7 +188,7 @@ func TestRated(t *testing.T) {
 		{sandboxer.MeterQuote{Duration: time.Hour}, sandboxer.MeterQuote{Duration: time.Hour}},
 		{sandboxer.MeterQuote{Amount: 50}, sandboxer.MeterQuote{Amount: 50}},
 	} {
-		if got := c.in.Rated(); got != c.want {
+		if got := c.in.Rated(); !reflect.DeepEqual(got, c.want) {
 			t.Errorf("%+v becomes %+v; want %+v", c.in, got, c.want)
 		}
 	}

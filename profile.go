@@ -46,6 +46,8 @@ type Profile struct {
 	PauseDepth PauseDepth    `json:"pause_depth,omitempty"`
 	MaxPaused  time.Duration `json:"max_paused_ns,omitempty"`
 	AutoResume bool          `json:"auto_resume,omitempty"`
+	// OnCost is what happens when the backend's meter reaches what is on hold; empty means CostDestroy.
+	OnCost CostAction `json:"on_cost,omitempty"`
 	// Max is how many of its sandboxes may take room at the same time (Sandbox.TakesRoom), without
 	// those in its pool; 0 means as many as its extension takes. Wait is how long a request waits for
 	// room, in the profile or on the extension, before it fails as Exhausted.
@@ -58,6 +60,20 @@ type Profile struct {
 	// Builtin is set for a profile that came with the program and that no operator changed.
 	Builtin bool `json:"builtin,omitempty"`
 }
+
+// CostAction is what happens to a sandbox that has cost as much as is on hold for it.
+type CostAction string
+
+// The actions. A sandbox of CostExtend for which no more can be put on hold is destroyed: its tenant has no
+// credits, or the request's MaxCost allows no more.
+const (
+	CostDestroy CostAction = "destroy"
+	CostPause   CostAction = "pause"  // resuming it puts more on hold
+	CostExtend  CostAction = "extend" // as much as was quoted is put on hold once more
+)
+
+// CostActions lists every action.
+func CostActions() []CostAction { return []CostAction{CostDestroy, CostPause, CostExtend} }
 
 // Pool keeps sandboxes of a profile ready. A create without special wishes gets one of them. Waiting
 // sandboxes cost nothing, and a used one never returns to the pool.

@@ -54,9 +54,10 @@ type Sandbox struct {
 	Reachability Reachability         `json:"reachability,omitzero"`
 	Opened       []OpenPort           `json:"opened,omitempty"` // ports that the port proxy serves
 	Cleanup      *CleanupReport       `json:"cleanup,omitempty"`
-	Quote        MeterQuote           `json:"quote,omitzero"` // price at creation: later price changes do not affect it
-	Cost         Credits              `json:"cost,omitempty"` // charged so far; final once terminated and not pending
-	Usage        Usage                `json:"usage,omitzero"` // last reading of the backend's meter; zero if there was none
+	Quote        MeterQuote           `json:"quote,omitzero"`     // price at creation: later price changes do not affect it
+	MaxCost      Credits              `json:"max_cost,omitempty"` // of its request; 0 means no bound
+	Cost         Credits              `json:"cost,omitempty"`     // charged so far; final once terminated and not pending
+	Usage        Usage                `json:"usage,omitzero"`     // last reading of the backend's meter; zero if there was none
 	Billing      Billing              `json:"billing,omitempty"`
 
 	// RestoredFrom is the snapshot that the sandbox was restored from, RestoredAs the form that was

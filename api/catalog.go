@@ -35,6 +35,7 @@ type Profile struct {
 	Idle        Duration                `json:"idle,omitempty" doc:"Time without use after which on_idle applies"`
 	OnIdle      sandboxer.ExpiryAction  `json:"on_idle,omitempty" example:"pause" doc:"What happens then: destroy or pause. Absent: destroy"`
 	OnTTL       sandboxer.ExpiryAction  `json:"on_ttl,omitempty" example:"pause" doc:"What happens when it expires: destroy or pause. Absent: destroy"`
+	OnCost      sandboxer.CostAction    `json:"on_cost,omitempty" example:"extend" doc:"What happens when the backend's meter reaches what is on hold: destroy, pause or extend. Absent: destroy"`
 	PauseDepth  sandboxer.PauseDepth    `json:"pause_depth,omitempty" example:"disk" doc:"Default depth of a pause: freeze, disk or files. Absent: the first that the extension supports"`
 	MaxPaused   Duration                `json:"max_paused,omitempty" example:"72h0m0s" doc:"A paused sandbox is kept so long, and then destroyed. Absent: 168h"`
 	AutoResume  bool                    `json:"auto_resume,omitempty" doc:"Using a paused sandbox resumes it"`
@@ -66,7 +67,7 @@ func NewProfile(p sandboxer.Profile) Profile {
 		Requires: p.Requires, Image: p.Image, Command: p.Command, Env: slices.Sorted(maps.Keys(p.Env)), Labels: p.Labels, Secrets: p.Secrets, Limits: p.Limits, MaxLimits: p.MaxLimits,
 		Network: p.Network, Mounts: p.Mounts, Ports: p.Ports, Workspace: p.Workspace, User: p.User, Inputs: p.Inputs,
 		TTL: TTL(p.TTL), MaxTTL: Duration(p.MaxTTL), Idle: Duration(p.Idle), OnIdle: p.OnIdle,
-		OnTTL: p.OnTTL, PauseDepth: p.PauseDepth, MaxPaused: Duration(p.MaxPaused), AutoResume: p.AutoResume, Max: p.Max, Wait: Duration(p.Wait), Builtin: p.Builtin,
+		OnTTL: p.OnTTL, OnCost: p.OnCost, PauseDepth: p.PauseDepth, MaxPaused: Duration(p.MaxPaused), AutoResume: p.AutoResume, Max: p.Max, Wait: Duration(p.Wait), Builtin: p.Builtin,
 	}
 	if p.Pool.Size > 0 {
 		out.Pool = &ProfilePool{Size: p.Pool.Size, MaxAge: Duration(cmp.Or(p.Pool.MaxAge, sandboxer.DefaultPoolAge))}

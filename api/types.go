@@ -81,6 +81,7 @@ type Sandbox struct {
 	Cleanup      *sandboxer.CleanupReport `json:"cleanup,omitempty"`
 	Quote        *Quote                   `json:"quote,omitempty"`
 	Cost         Credits                  `json:"cost" example:"0.00" doc:"Charged so far; final once terminated, unless billing is pending"`
+	MaxCost      Credits                  `json:"max_cost,omitempty" doc:"The most that its request allows to be put on hold"`
 	Usage        *Usage                   `json:"usage,omitempty" doc:"What its backend's meter read last"`
 	Billing      sandboxer.Billing        `json:"billing,omitempty" doc:"pending: it has ended, and its backend does not know yet what it cost. Its hold stays open until then, an hour at most"`
 
@@ -120,7 +121,7 @@ func NewSandbox(sb *sandboxer.Sandbox) Sandbox {
 		Inputs: s.Inputs, Image: s.Image, Command: s.Command, Labels: s.Labels, Limits: s.Limits,
 		Network: s.Network, Mounts: s.Mounts, Ports: s.Ports, Workspace: s.Workspace, User: s.User,
 		Idle: Duration(s.Profile.Idle), OnIdle: s.Profile.OnIdle, OnTTL: s.Profile.OnTTL,
-		Ref: sb.Handle.Ref, Reachability: sb.Reachability, Cleanup: sb.Cleanup, Cost: Credits(sb.Cost),
+		Ref: sb.Handle.Ref, Reachability: sb.Reachability, Cleanup: sb.Cleanup, Cost: Credits(sb.Cost), MaxCost: Credits(sb.MaxCost),
 		Version: sb.Version, Retries: sb.Retries, LastError: sb.LastError, RetryAt: sb.RetryAt, Damaged: sb.Damaged, Found: sb.Found,
 		CreatedAt: sb.CreatedAt, ProvisionedAt: sb.ProvisionedAt, ReadyAt: sb.ReadyAt, UsedAt: sb.UsedAt, ExpiresAt: sb.EndsAt(),
 		EndingAt: sb.EndingAt, EndedAt: sb.EndedAt, Unresponsive: sb.UnresponsiveSince, Unconfirmed: sb.Unconfirmed,

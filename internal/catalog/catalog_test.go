@@ -308,6 +308,7 @@ max_ttl: 1d12h
 idle: 1h30m
 on_idle: pause
 on_ttl: pause
+on_cost: extend
 pause_depth: disk
 max_paused: 3d
 auto_resume: true
@@ -342,7 +343,7 @@ func TestProfileEveryField(t *testing.T) {
 		Ports:  []int{80, 443}, Workspace: "/workspace", User: "1000:1000",
 		Inputs: map[string]string{"repo": ".", "branch": "1.10"},
 		TTL:    45 * time.Minute, MaxTTL: 36 * time.Hour, Idle: 90 * time.Minute, OnIdle: sandboxer.ExpiryPause,
-		OnTTL: sandboxer.ExpiryPause, PauseDepth: sandboxer.PauseDisk, MaxPaused: 72 * time.Hour, AutoResume: true,
+		OnTTL: sandboxer.ExpiryPause, OnCost: sandboxer.CostExtend, PauseDepth: sandboxer.PauseDisk, MaxPaused: 72 * time.Hour, AutoResume: true,
 		Max: 40, Wait: 2 * time.Minute,
 		Ready: sandboxer.ReadyCheck{HTTP: sandboxer.ReadyHTTP{Port: 8080, Path: "/v1/sandbox?x=1", Status: 204}, Timeout: time.Minute},
 		Price: sandboxer.Price{Setup: 10_000, PerHour: 120_000},

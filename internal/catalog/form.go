@@ -55,6 +55,7 @@ type profileForm struct {
 	Idle        time.Duration          `yaml:"idle" min:"1s" help:"Time without use after which on_idle happens; without it never."`
 	OnIdle      sandboxer.ExpiryAction `yaml:"on_idle" help:"What happens after that time without use: destroy (the default) or pause."`
 	OnTTL       sandboxer.ExpiryAction `yaml:"on_ttl" help:"What happens when the sandbox expires: destroy (the default) or pause."`
+	OnCost      sandboxer.CostAction   `yaml:"on_cost" help:"What happens when the extension's meter reaches what is on hold: destroy (the default), pause, or extend, which puts more on hold."`
 	PauseDepth  sandboxer.PauseDepth   `yaml:"pause_depth" help:"Default depth of a pause: freeze (memory stays), disk (memory and files are saved), files (processes end)."`
 	MaxPaused   time.Duration          `yaml:"max_paused" min:"1s" help:"How long a paused sandbox is kept before it is destroyed (7d)."`
 	AutoResume  bool                   `yaml:"auto_resume" help:"Whether using a paused sandbox (commands, files, ports) resumes it."`
@@ -151,7 +152,7 @@ func (f profileForm) profile(d *decoder) sandboxer.Profile {
 		Network: f.Network.policy(d, "network"),
 		Ports:   f.Ports, Workspace: f.Workspace, User: f.User, Inputs: f.Inputs,
 		TTL: time.Duration(f.TTL), MaxTTL: f.MaxTTL, Idle: f.Idle, OnIdle: f.OnIdle,
-		OnTTL: f.OnTTL, PauseDepth: f.PauseDepth, MaxPaused: f.MaxPaused, AutoResume: f.AutoResume,
+		OnTTL: f.OnTTL, OnCost: f.OnCost, PauseDepth: f.PauseDepth, MaxPaused: f.MaxPaused, AutoResume: f.AutoResume,
 		Max: f.Max, Wait: f.Wait,
 		Ready: f.Ready.check(d),
 		Price: sandboxer.Price{Setup: f.Price.Setup, PerHour: f.Price.PerHour},

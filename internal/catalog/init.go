@@ -53,6 +53,9 @@ func Init(w io.Writer, name string, e ExtensionFile) error {
 		p("# max_paused: 7d # how long a paused one is kept")
 		p("# auto_resume: true # using a paused one resumes it")
 	}
+	if slices.Contains(info.Capabilities, sandboxer.CanMeter) {
+		p("# on_cost: extend # instead of destroying it when it has cost what is on hold")
+	}
 	if slices.Contains(info.Capabilities, sandboxer.CanPool) {
 		p("# pool: # kept ready, so that a create takes milliseconds")
 		p("#   size: 2")

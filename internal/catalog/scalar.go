@@ -123,6 +123,8 @@ func enumOf(t reflect.Type) (what string, words []string) {
 		return "kind of error", texts(sandboxer.Kinds())
 	case reflect.TypeFor[sandboxer.ExpiryAction]():
 		return "action", texts(sandboxer.ExpiryActions())
+	case reflect.TypeFor[sandboxer.CostAction]():
+		return "action", texts(sandboxer.CostActions())
 	case reflect.TypeFor[sandboxer.PriceUnit]():
 		return "unit", texts(sandboxer.PriceUnits())
 	case reflect.TypeFor[sandboxer.PriceBasis]():

@@ -75,7 +75,7 @@ func profileView() view[*api.Profile] {
 				{"limits", limitsText(p.Limits)}, {"largest limits", limitsText(p.MaxLimits)}, {"network", networkText(p.Network)}, {"mounts", mountsText(p.Mounts)}, {"ports", portsText(p.Ports)},
 				{"workspace", p.Workspace}, {"user", p.User}, {"inputs", pairs(p.Inputs)},
 				{"ttl", ttlText(p.TTL)}, {"longest ttl", durationText(p.MaxTTL)}, {"idle", durationText(p.Idle)}, {"on idle", string(p.OnIdle)},
-				{"on ttl", string(p.OnTTL)}, {"pause depth", string(p.PauseDepth)}, {"longest pause", durationText(p.MaxPaused)}, {"auto resume", ifSo(p.AutoResume)},
+				{"on ttl", string(p.OnTTL)}, {"on cost", string(p.OnCost)}, {"pause depth", string(p.PauseDepth)}, {"longest pause", durationText(p.MaxPaused)}, {"auto resume", ifSo(p.AutoResume)},
 				{"max", countText(p.Max)}, {"wait", durationText(p.Wait)},
 				{"ready when", readyText(p.Ready)}, {"pool", pool}, {"price", price}, {"built in", ifSo(p.Builtin)},
 			}

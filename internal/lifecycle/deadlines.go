@@ -19,7 +19,7 @@ const FuseStep = time.Minute
 // Pauses reports whether sandboxes of p are paused automatically: the backend must then not remove
 // them meanwhile.
 func Pauses(p sandboxer.Profile) bool {
-	return p.OnTTL == sandboxer.ExpiryPause || p.Idle > 0 && p.OnIdle == sandboxer.ExpiryPause
+	return p.OnTTL == sandboxer.ExpiryPause || p.OnCost == sandboxer.CostPause || p.Idle > 0 && p.OnIdle == sandboxer.ExpiryPause
 }
 
 // Postpone changes sb, which is not stored yet, to one that is created at that time.

@@ -130,7 +130,11 @@ func (f facts) ready() Action {
 		return f.loss()
 	case f.back:
 		return Action{Verb: ClearMarks}
+	case !f.held && IsOverspent(sb) && sb.Spec.Profile.OnCost != sandboxer.CostPause:
+		return Action{End, sandboxer.ReasonNoCredit} // also while it is being saved
 	case f.working:
+	case !f.held && IsOverspent(sb):
+		return Action{Pause, sandboxer.ReasonNoCredit}
 	case f.seen == sandboxer.Unresponsive && sb.UnresponsiveSince.IsZero():
 		return Action{Verb: MarkUnresponsive}
 	case f.seen == sandboxer.Alive && HasMarks(sb):

@@ -31,6 +31,11 @@ func TestDecide(t *testing.T) {
 	past := func(r record) record { r.ExpiresAt = now; return r }
 	later := func(r record) record { r.RetryAt = now.Add(1); return r }
 
+	spent := func(r record, on sandboxer.CostAction) record {
+		r.Quote.Amount, r.Usage.Cost, r.Spec.Profile.OnCost = 10, 10, on
+		return r
+	}
+
 	ended := func(r sandboxer.Reason) Action { return Action{End, r} }
 	for _, c := range []struct {
 		name    string
@@ -60,6 +65,14 @@ func TestDecide(t *testing.T) {
 		{"running, expired, unknown", past(run), unknown, false, ended(sandboxer.ReasonExpired)},
 		{"running, expired, somebody at it", past(run), alive, busy, ended(sandboxer.ReasonExpired)},
 		{"running without expiry", with(run, func(r *record) { r.ExpiresAt = time.Time{} }), alive, false, Action{Verb: None}},
+		{"running, overspent", spent(run, ""), alive, false, ended(sandboxer.ReasonNoCredit)},
+		{"running, overspent, somebody at it", spent(run, sandboxer.CostDestroy), unknown, busy, ended(sandboxer.ReasonNoCredit)},
+		{"running, overspent, nothing more to hold", spent(run, sandboxer.CostExtend), unknown, false, ended(sandboxer.ReasonNoCredit)},
+		{"running, overspent, to be paused", spent(run, sandboxer.CostPause), alive, false, Action{Pause, sandboxer.ReasonNoCredit}},
+		{"running, overspent, to be paused, somebody at it", spent(run, sandboxer.CostPause), alive, busy, Action{Verb: None}},
+		{"running, overspent and gone", spent(missed(ConfirmAfter), ""), gone, false, ended(sandboxer.ReasonLost)},
+		{"running, nothing on hold", with(spent(run, ""), func(r *record) { r.Quote.Amount = 0 }), alive, false, Action{Verb: None}},
+		{"paused, overspent", spent(frozen, ""), alive, false, Action{Verb: None}},
 		{"running, first absence", run, gone, false, Action{Verb: MarkAbsent}},
 		{"running, second absence too soon", missed(ConfirmAfter - 1), gone, false, Action{Verb: None}},
 		{"running, second absence", missed(ConfirmAfter), gone, false, ended(sandboxer.ReasonLost)},

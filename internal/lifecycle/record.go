@@ -52,6 +52,11 @@ func MayBeClaimed(sb *sandboxer.Sandbox) bool { return sb.Unconfirmed != "" && I
 // IsPaused reports whether sb is paused, being paused or being resumed.
 func IsPaused(sb *sandboxer.Sandbox) bool { return !sb.Pause.At.IsZero() }
 
+// IsOverspent reports whether the meter of sb's backend counts as much as is on hold for sb.
+func IsOverspent(sb *sandboxer.Sandbox) bool {
+	return sb.Quote.Amount > 0 && sb.Usage.Cost >= sb.Quote.Amount
+}
+
 // HasMarks reports whether sb was missing, or did not respond, at the last probe.
 func HasMarks(sb *sandboxer.Sandbox) bool {
 	return !sb.AbsentSince.IsZero() || !sb.UnresponsiveSince.IsZero()

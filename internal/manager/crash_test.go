@@ -122,6 +122,9 @@ func (s script) live() (out outcome, err error) {
 	defer b.Close()
 	opts := Options{Owner: s.Owner, Key: testKey, SweepEvery: 20 * time.Millisecond, Grace: 200 * time.Millisecond}
 	opts.SnapshotStore = dirStore{s.Dir}
+	if s.Scenario == "settle" {
+		opts.meterEvery = 20 * time.Millisecond
+	}
 	opts.fail = func(p point) {
 		if p == s.Kill {
 			syscall.Kill(os.Getpid(), syscall.SIGKILL)
@@ -161,7 +164,18 @@ func (s script) live() (out outcome, err error) {
 		}
 	}
 	switch s.Scenario {
-	case "create", "move", "untouched", "answer", "settle":
+	case "create", "move", "untouched", "answer":
+	case "settle":
+		err := insist(func() error {
+			sb, err := m.Get(acme, out.Sandbox.ID)
+			if err == nil && sb.Usage.At.IsZero() {
+				err = errors.New("its meter was not read")
+			}
+			return err
+		})
+		if err != nil {
+			return out, err
+		}
 	case "pool", "pool-dead":
 	case "extend":
 		if _, err := m.Extend(acme, out.Sandbox.ID, Extend{Add: time.Hour}); err != nil && !isKind(err, sandboxer.Conflict) {
@@ -338,7 +352,7 @@ func insist(f func() error) error {
 var crashes = map[point]string{
 	pRecord: "create", pProvision: "create", pLeaveHost: "move", pPlaced: "move", pUntouched: "untouched", pHandle: "create", pReady: "create", pAnswer: "answer", pRunning: "create",
 	pEnding: "create", pTeardown: "create", pEnded: "create", // what was created is destroyed
-	pReading: "settle", pSettled: "settle",
+	pMetered: "settle", pReading: "settle", pSettled: "settle",
 	pRenew: "extend", pExtended: "extend",
 	pNetworkRecord: "network", pNetworkSet: "network",
 	pSaving: "snapshot", pSave: "snapshot", pArchive: "snapshot", pSealed: "snapshot",

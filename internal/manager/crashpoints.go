@@ -16,6 +16,7 @@ const (
 	pReady         point = "create.ready"      // effect
 	pAnswer        point = "create.answer"     // effect: the profile's ready check is asked
 	pRunning       point = "create.running"    // commit
+	pMetered       point = "meter.metered"     // commit: what the meter said, more hold
 	pEnding        point = "destroy.ending"    // commit: the intent
 	pTeardown      point = "destroy.teardown"  // effect
 	pReading       point = "destroy.reading"   // commit: what the meter said before
@@ -55,7 +56,7 @@ const (
 
 var points = []point{
 	pRecord, pProvision, pLeaveHost, pPlaced, pUntouched, pHandle, pReady, pAnswer, pRunning,
-	pEnding, pReading, pTeardown, pEnded, pSettled,
+	pMetered, pEnding, pReading, pTeardown, pEnded, pSettled,
 	pRenew, pExtended,
 	pNetworkRecord, pNetworkSet,
 	pSaving, pSave, pArchive, pSealed, pDropping, pDrop, pDelete, pDropped,

@@ -67,6 +67,8 @@ type Options struct {
 	// it was answered from there.
 	Pooled func(profile string, warm bool)
 
+	meterEvery time.Duration // how often meters are read, 5m but in tests
+
 	fail func(point) // crash tests: called before and after every commit and effect
 }
 
@@ -117,6 +119,7 @@ type Manager struct {
 	looping     bool
 	jobs        map[string]*job               // by sandbox ID
 	forks       map[[2]string]*forkInProgress // by tenant and idempotency key
+	lastMetered time.Time                     // when meters were last read
 	lastCleanup time.Time                     // when idempotency keys and old history were last removed
 
 	settingProfiles sync.Mutex    // serialises SetProfiles
@@ -136,6 +139,9 @@ func (opts Options) withDefaults() Options {
 	}
 	if opts.Grace <= 0 {
 		opts.Grace = time.Minute
+	}
+	if opts.meterEvery <= 0 {
+		opts.meterEvery = 5 * time.Minute
 	}
 	if opts.Workers <= 0 {
 		opts.Workers = 8

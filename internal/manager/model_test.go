@@ -73,6 +73,7 @@ func playModel(t *testing.T, rt *rapid.T) {
 		rig: newRig(t, func(s *setup) {
 			quiet(s)
 			s.profiles[0].MaxPaused, s.profiles[1].MaxPaused = time.Hour, time.Hour
+			s.profiles[1].OnCost = sandboxer.CostExtend
 			s.opts.SweepEvery = 30 * time.Second
 			s.fake.Hosts = []string{"left", "right"}
 			s.fake.Setup, s.fake.PerHour, s.fake.MeterPerHour, s.fake.BillsAfter = 20_000, 120_000, meter, bills
@@ -113,7 +114,9 @@ func someID(t *rapid.T) string { return rapid.SampledFrom([]string{"one", "two"}
 func (m *model) settle() {
 	synctest.Wait()
 	for id, b := range m.live {
-		if !time.Now().Before(b.expires) {
+		sb, err := m.store.SandboxGeneration(admin, id, b.generation)
+		overspent := err == nil && sb.Reason == sandboxer.ReasonNoCredit && lifecycle.IsOverspent(sb)
+		if overspent || !time.Now().Before(b.expires) {
 			delete(m.live, id)
 		}
 	}

@@ -111,6 +111,9 @@ func (wk work) beginResume(ctx context.Context, ttl time.Duration) (*sandboxer.S
 						WithHint("restore a snapshot of it, which makes a sandbox with a lifetime of its own, or destroy it")
 				}
 				holdMore(sb, w, ran+left)
+				if lifecycle.IsOverspent(sb) && !holdCost(sb, w) {
+					return sandboxer.E(sandboxer.NoCredit, nil, "it has cost %s, and its request allows %s", sb.Usage.Cost, sb.MaxCost)
+				}
 				sb.Pause.Left = left
 				sb.Reason = sandboxer.ReasonRequested
 				if !lifecycle.HasReadyObject(sb) { // HasReadyObject: while it is still paused

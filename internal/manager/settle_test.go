@@ -43,6 +43,7 @@ func TestSettle(t *testing.T) {
 						s.fake.Setup, s.fake.PerHour = 20_000, 120_000
 					}
 					s.opts.SweepEvery = 30 * time.Second
+					s.opts.meterEvery = 24 * time.Hour
 					s.opts.Overrun = func(_ string, beyond sandboxer.Credits) { over += beyond }
 				})
 				if err := r.Grant(admin, sandboxer.DefaultTenant, sandboxer.Credit, "", ""); err != nil {

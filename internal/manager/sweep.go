@@ -42,6 +42,9 @@ func (m *Manager) loop() {
 		}
 		if ticked {
 			t.async(func() { t.settlePending(m.ctx) })
+			if m.meterDue() {
+				t.async(func() { t.meterAll(m.ctx) })
+			}
 			t.surveyAll(false)
 			m.housekeep()
 			m.serveAll() // room that another broker made, or that a damaged record took
@@ -317,6 +320,7 @@ func (ps *pass) sweepEnd(ctx context.Context, sb *sandboxer.Sandbox, reason sand
 var endMessages = map[sandboxer.Reason]string{
 	sandboxer.ReasonExpired:   "its time to live ran out",
 	sandboxer.ReasonIdle:      "it was idle for longer than its profile allows",
+	sandboxer.ReasonNoCredit:  "its backend's meter reached what is on hold for it",
 	sandboxer.ReasonOOMKilled: "it used more memory than its limit and was killed",
 	sandboxer.ReasonLost:      "its backend no longer has it",
 	sandboxer.ReasonFailed:    "it was not finished in time",

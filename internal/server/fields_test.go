@@ -63,7 +63,7 @@ func TestRequestFields(t *testing.T) {
 				"Spec.Profile.Limits": "see limits", "Spec.Profile.MaxLimits": "see the profile", "Spec.Profile.Network": "see network",
 				"Spec.Profile.Mounts": "see mounts", "Spec.Profile.Ports": "see ports", "Spec.Profile.Workspace": "see workspace", "Spec.Profile.User": "see user",
 				"Spec.Profile.Inputs": "see inputs", "Spec.Profile.TTL": "see ttl", "Spec.Profile.MaxTTL": "see the profile", "Spec.Profile.OnIdle": "see the profile", "Spec.Profile.Idle": "see the profile",
-				"Spec.Profile.OnTTL": "see the profile", "Spec.Profile.PauseDepth": "see the profile", "Spec.Profile.MaxPaused": "see the profile",
+				"Spec.Profile.OnTTL": "see the profile", "Spec.Profile.OnCost": "see the profile", "Spec.Profile.PauseDepth": "see the profile", "Spec.Profile.MaxPaused": "see the profile",
 				"Spec.Profile.AutoResume": "see the profile", "Spec.Profile.Max": "see the profile", "Spec.Profile.Wait": "see the profile", "Spec.Profile.Price": "see quote", "Spec.Profile.Ready": "see the profile", "Spec.Profile.Pool": "see the profile", "Spec.Profile.Builtin": "see the profile",
 			},
 		}.Check(t)

@@ -389,7 +389,7 @@ func (r *Resolved) Record(generation int, at time.Time, renews bool) *sandboxer.
 	sb := &sandboxer.Sandbox{
 		ID: r.ID, Generation: generation, Name: r.Name, Tenant: r.Tenant, Thread: r.Thread,
 		Profile: r.Spec.Profile.ID, Extension: r.Extension, Host: cmp.Or(r.Place, r.Spec.Host), Consumer: r.Spec.Consumer,
-		State: sandboxer.Creating, Spec: r.Spec, Secrets: r.Secrets, CreatedAt: at, ExpiresAt: at.Add(r.TTL),
+		State: sandboxer.Creating, Spec: r.Spec, Secrets: r.Secrets, MaxCost: r.MaxCost, CreatedAt: at, ExpiresAt: at.Add(r.TTL),
 	}
 	if r.Shown != r.ID {
 		sb.ShownID = r.Shown
