@@ -54,6 +54,9 @@ type Sandbox struct {
 	Quote        MeterQuote     `json:"quote,omitzero"` // price at creation: later price changes do not affect it
 	Cost         Credits        `json:"cost,omitempty"` // charged so far; final once terminated
 
+	// Route says, for a profile with several candidates, what became of each when the sandbox was made.
+	Route []RouteChoice `json:"route,omitempty"`
+
 	// RestoredFrom is the snapshot that the sandbox was restored from, RestoredAs the form that was
 	// used: native or portable.
 	RestoredFrom string       `json:"restored_from,omitempty"`
