@@ -3,12 +3,12 @@ package sandboxer
 // RouteChoice says what became of one candidate when a request was routed, in the order in which the
 // candidates were considered. It has no words of hosts or backends but Words.
 type RouteChoice struct {
-	Extension string       `json:"extension" example:"ext.local"`
-	Verdict   RouteVerdict `json:"verdict" enum:"chosen,standby,refused" example:"chosen"`
-	Reason    RouteReason  `json:"reason" example:"first"`
-	Detail    string       `json:"detail,omitempty" example:"it is the first candidate that can serve the request" doc:"The reason as a sentence, and what would change it"`
-	Price     *Credits     `json:"-"` // for the whole time to live; nil if it is not known
-	Words     string       `json:"-"` // what the backend said, for administrators
+	Extension string       `json:"extension"`
+	Verdict   RouteVerdict `json:"verdict"`
+	Reason    RouteReason  `json:"reason"`
+	Detail    string       `json:"detail,omitempty"` // the reason as a sentence, and what would change it
+	Price     *Credits     `json:"price,omitempty"`  // for the whole time to live; nil if it is not known
+	Words     string       `json:"-"`                // what the backend said, for administrators; not stored
 }
 
 // RouteVerdict is the outcome for one candidate.

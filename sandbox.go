@@ -60,6 +60,9 @@ type Sandbox struct {
 	Usage        Usage                `json:"usage,omitzero"`     // last reading of the backend's meter; zero if there was none
 	Billing      Billing              `json:"billing,omitempty"`
 
+	// Route says, for a profile with several candidates, what became of each when the sandbox was made.
+	Route []RouteChoice `json:"route,omitempty"`
+
 	// RestoredFrom is the snapshot that the sandbox was restored from, RestoredAs the form that was
 	// used: native or portable.
 	RestoredFrom string       `json:"restored_from,omitempty"`

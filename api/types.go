@@ -85,6 +85,7 @@ type Sandbox struct {
 	Usage        *Usage                   `json:"usage,omitempty" doc:"What its backend's meter read last"`
 	Billing      sandboxer.Billing        `json:"billing,omitempty" doc:"pending: it has ended, and its backend does not know yet what it cost. Its hold stays open until then, an hour at most"`
 
+	Route        []RouteChoice          `json:"route,omitempty" doc:"For a profile with several candidates: what became of each when the sandbox was made"`
 	RestoredFrom string                 `json:"restored_from,omitempty" doc:"The snapshot it began with"`
 	RestoredAs   sandboxer.SnapshotKind `json:"restored_as,omitempty" doc:"In which form: native or portable"`
 	Pause        *Pause                 `json:"pause,omitempty" doc:"Its pause; absent while it runs"`
@@ -135,6 +136,7 @@ func NewSandbox(sb *sandboxer.Sandbox) Sandbox {
 		}
 		out.Secrets[variable] = SecretUse{Name: ref.Name, Version: ref.Version}
 	}
+	out.Route = NewRoute(sb.Route)
 	out.RestoredFrom, out.RestoredAs = sb.RestoredFrom, sb.RestoredAs
 	out.PausedFor, out.ResumedAt = Duration(sb.PausedFor), sb.ResumedAt
 	if p := sb.Pause; !p.At.IsZero() {
@@ -193,6 +195,7 @@ type Plan struct {
 	SchemaVersion int                     `json:"schema_version" example:"1"`
 	Profile       string                  `json:"profile" example:"profile.local"`
 	Extension     string                  `json:"extension" example:"ext.local"`
+	Route         []RouteChoice           `json:"route" nullable:"false" doc:"The candidates, in the order in which they were considered"`
 	TTL           TTL                     `json:"ttl" example:"30m0s" doc:"Or idle: as long as it is used"`
 	Quote         Quote                   `json:"quote"`
 	Inputs        map[string]string       `json:"inputs,omitempty"`
@@ -208,6 +211,30 @@ type Plan struct {
 	Workspace     string                  `json:"workspace,omitempty"`
 	User          string                  `json:"user,omitempty"`
 	Changed       []string                `json:"changed,omitempty" doc:"Differences between the sandbox and the request"`
+}
+
+// RouteChoice says what became of one candidate of a profile when a request was routed.
+type RouteChoice struct {
+	Extension string                 `json:"extension" example:"ext.local"`
+	Verdict   sandboxer.RouteVerdict `json:"verdict" enum:"chosen,standby,refused" example:"chosen"`
+	Reason    sandboxer.RouteReason  `json:"reason" example:"first" doc:"One of a closed list, which the page of profiles has"`
+	Detail    string                 `json:"detail,omitempty" example:"it is the first candidate that can serve the request" doc:"The reason as a sentence, and what would change it"`
+	Price     *Credits               `json:"price,omitempty" example:"0.06" doc:"For the whole time to live. Absent if it is not known"`
+	Words     string                 `json:"words,omitempty" doc:"What the backend said, for administrators"`
+}
+
+// NewRoute converts choices to their public form.
+func NewRoute(choices []sandboxer.RouteChoice) []RouteChoice {
+	var out []RouteChoice
+	for _, c := range choices {
+		o := RouteChoice{Extension: c.Extension, Verdict: c.Verdict, Reason: c.Reason, Detail: c.Detail, Words: c.Words}
+		if c.Price != nil {
+			price := Credits(*c.Price)
+			o.Price = &price
+		}
+		out = append(out, o)
+	}
+	return out
 }
 
 // SandboxPort describes one TCP port of a sandbox.

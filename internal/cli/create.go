@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -234,13 +235,29 @@ func planView() view[*api.Plan] {
 		name: func(p *api.Plan) string { return p.Profile },
 		detail: func(p *api.Plan) [][2]string {
 			return [][2]string{
-				{"profile", p.Profile}, {"extension", p.Extension}, {"host", p.Host}, {"ttl", ttlText(p.TTL)},
+				{"profile", p.Profile}, {"extension", p.Extension}, {"route", choicesText(p.Route)}, {"host", p.Host}, {"ttl", ttlText(p.TTL)},
 				{"price", quoteText(&p.Quote)}, {"inputs", pairs(p.Inputs)}, {"image", p.Image}, {"command", strings.Join(p.Command, " ")},
 				{"environment", strings.Join(p.Env, ", ")}, {"labels", pairs(p.Labels)}, {"limits", limitsText(p.Limits)},
 				{"network", networkText(p.Network)}, {"mounts", mountsText(p.Mounts)}, {"ports", portsText(p.Ports)}, {"workspace", p.Workspace}, {"user", p.User}, {"changed", strings.Join(p.Changed, "\n")},
 			}
 		},
 	}
+}
+
+// choicesText says what became of the candidates of a profile, one a line; nothing where there is only one.
+func choicesText(choices []api.RouteChoice) string {
+	if len(choices) < 2 {
+		return ""
+	}
+	var lines []string
+	for _, c := range choices {
+		line := fmt.Sprintf("%s %s (%s): %s", c.Extension, c.Verdict, c.Reason, cmp.Or(c.Words, c.Detail))
+		if c.Price != nil && c.Verdict != sandboxer.RouteRefused {
+			line += ", $" + c.Price.String()
+		}
+		lines = append(lines, line)
+	}
+	return strings.Join(lines, "\n")
 }
 
 func quoteText(q *api.Quote) string {

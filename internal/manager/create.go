@@ -9,7 +9,6 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/access"
-	"github.com/sand-boxer/sandboxer/internal/backend"
 	"github.com/sand-boxer/sandboxer/internal/events"
 	"github.com/sand-boxer/sandboxer/internal/spec"
 )
@@ -80,6 +79,15 @@ func (m *Manager) Plan(ctx context.Context, req sandboxer.CreateRequest) (Plan, 
 	if err != nil {
 		return Plan{}, err
 	}
+	o, route, err := o.routed(ctx, true)
+	if err != nil {
+		return Plan{}, err
+	}
+	if !p.Can(sandboxer.ScopeAdmin) {
+		for i := range route {
+			route[i].Words = ""
+		}
+	}
 	sb := o.record(1)
 	if err := o.boundDisk(sb); err != nil {
 		return Plan{}, err
@@ -87,13 +95,8 @@ func (m *Manager) Plan(ctx context.Context, req sandboxer.CreateRequest) (Plan, 
 	if err := o.checkSecrets(ctx); err != nil {
 		return Plan{}, err
 	}
-	if err := o.checkBackend(ctx, sb); err != nil {
-		return Plan{}, err
-	}
-	if sb.Quote, err = o.quote(ctx, sb); err != nil {
-		return Plan{}, err
-	}
-	plan := Plan{Spec: sb.Spec, Extension: o.ext.Info.ID, Quote: sb.Quote, TTL: o.TTL}
+	sb.Quote = o.asked.quote
+	plan := Plan{Spec: sb.Spec, Extension: o.ext.Info.ID, Route: route, Quote: sb.Quote, TTL: o.TTL}
 	if sb.LivesByUse() {
 		plan.TTL = sandboxer.TTLIdle
 	}
@@ -218,9 +221,9 @@ type creation struct {
 	m *Manager
 	spec.Resolved
 	ext     *extension
-	checked *backend.Checked // its spec, once the backend has checked that (checkBackend)
-	cold    string           // why it is not answered from the pool of its profile; empty without one
-	leaving <-chan struct{}  // closed when its caller does not wait for room any more; nil: its job knows (job.abandoned)
+	asked   *said           // what its backend said, once it was asked
+	cold    string          // why it is not answered from the pool of its profile; empty without one
+	leaving <-chan struct{} // closed when its caller does not wait for room any more; nil: its job knows (job.abandoned)
 }
 
 // creation begins to answer r; nil has nothing to answer.
@@ -253,9 +256,10 @@ func now() time.Time { return time.Now().UTC().Truncate(time.Microsecond) }
 
 // Plan is what a create would do.
 type Plan struct {
-	Spec      sandboxer.Spec       `json:"spec"`
-	Extension string               `json:"extension"`
-	Quote     sandboxer.MeterQuote `json:"quote"`
-	TTL       time.Duration        `json:"ttl_ns"`
-	Changed   []string             `json:"changed,omitempty"`
+	Spec      sandboxer.Spec          `json:"spec"`
+	Extension string                  `json:"extension"`
+	Route     []sandboxer.RouteChoice `json:"route"`
+	Quote     sandboxer.MeterQuote    `json:"quote"`
+	TTL       time.Duration           `json:"ttl_ns"`
+	Changed   []string                `json:"changed,omitempty"`
 }

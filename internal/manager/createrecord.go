@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/backend"
 	"github.com/sand-boxer/sandboxer/internal/events"
 	"github.com/sand-boxer/sandboxer/internal/lifecycle"
 )
@@ -252,8 +253,15 @@ func (c *creation) create(ctx context.Context, j *job) (*sandboxer.Sandbox, erro
 			return nil, cmp.Or(err, idUnavailable(c.Shown))
 		}
 	}
+	c, route, err := c.routed(ctx, false)
+	if err != nil {
+		return nil, err
+	}
 	sb := c.record(generation)
 	sb.Thread = thread
+	if c.isRouted() {
+		sb.Route = route
+	}
 	if err := c.price(ctx, sb); err != nil {
 		return nil, err
 	}
@@ -270,7 +278,7 @@ func (c *creation) create(ctx context.Context, j *job) (*sandboxer.Sandbox, erro
 		defer unpin() // from then on the record says that the snapshot is needed
 	}
 	began, tried := now(), false
-	err := j.withRoom(ctx, roomRequest{sb.Extension, sb.Profile, sb.Tenant, c.leaving}, func(room *sandboxer.Room) error {
+	err = j.withRoom(ctx, roomRequest{sb.Extension, sb.Profile, sb.Tenant, c.leaving}, func(room *sandboxer.Room) error {
 		var waited time.Duration
 		if tried {
 			waited = time.Since(began).Round(time.Second)
@@ -282,6 +290,9 @@ func (c *creation) create(ctx context.Context, j *job) (*sandboxer.Sandbox, erro
 		w := sandboxer.Writes{
 			Entries: entries(hold(sb, "hold", sb.Quote.Amount)), Cover: true,
 			Events: []sandboxer.Event{ev}, Key: c.Idempotency(sb), Quota: c.m.QuotaFor(sb.Tenant, ofSandboxes...), Room: room,
+		}
+		if c.isRouted() {
+			w.Events = append(w.Events, events.Of(ctx, sb, sandboxer.EventStep, routeText(sb.Extension, route)))
 		}
 		if c.cold != "" {
 			w.Events = append(w.Events, events.Of(ctx, sb, sandboxer.EventStep, "not from the pool: "+c.cold))
@@ -296,7 +307,7 @@ func (c *creation) create(ctx context.Context, j *job) (*sandboxer.Sandbox, erro
 	}
 	c.m.events.Notify(sb.ID)
 	c.m.scheduleSweep(time.Time{}, sb.ExpiresAt)
-	j.recorded, j.untried, j.checked = true, true, c.checked
+	j.recorded, j.untried, j.checked = true, true, c.asked.checked
 	j.publishRecord(sb)
 	return c.m.box(sb).in(j).build(ctx)
 }
@@ -307,19 +318,19 @@ func (c *creation) price(ctx context.Context, sb *sandboxer.Sandbox) error {
 	if err := c.boundDisk(sb); err != nil {
 		return err
 	}
-	err := c.checkSecrets(ctx)
-	if err == nil {
-		err = c.checkBackend(ctx, sb)
-	}
-	if err != nil {
+	if err := c.checkSecrets(ctx); err != nil {
 		return err
 	}
+	if c.asked == nil {
+		if _, err := c.ask(ctx, sb); err != nil {
+			return err
+		}
+	}
+	var err error
 	if sb.SealedEnv, err = c.m.box(sb).sealEnv(c.Spec.Env); err != nil {
 		return err
 	}
-	if sb.Quote, err = c.quote(ctx, sb); err != nil {
-		return err
-	}
+	sb.Quote = c.asked.quote
 	if c.MaxCost > 0 && sb.Quote.Amount > c.MaxCost {
 		return sandboxer.E(sandboxer.NoCredit, nil, "it would cost up to %s credits for %s, more than the %s you allow", sb.Quote.Amount, c.TTL, c.MaxCost).
 			WithHint("allow more, or ask for a shorter time to live")
@@ -359,9 +370,9 @@ func (m *Manager) unusedGeneration(ctx context.Context, id, tenant string) (int,
 }
 
 // checkBackend asks the backend whether it would refuse the request outright.
-func (c *creation) checkBackend(ctx context.Context, sb *sandboxer.Sandbox) (err error) {
+func (c *creation) checkBackend(ctx context.Context, sb *sandboxer.Sandbox) (*backend.Checked, error) {
 	if c.ext.Backend == nil {
-		return nil // creating says why
+		return nil, nil // creating says why
 	}
 	spec := sb.Spec
 	spec.Tenant = sb.Tenant
@@ -371,8 +382,7 @@ func (c *creation) checkBackend(ctx context.Context, sb *sandboxer.Sandbox) (err
 			return n == sandboxer.RestrictedMounts && !slices.Contains(sb.Spec.Vouched, n)
 		})
 	}
-	c.checked, err = c.ext.Backend.Check(ctx, spec)
-	return err
+	return c.ext.Backend.Check(ctx, spec)
 }
 
 // explainCreateError says why a record could not be made in words of the request.
@@ -395,13 +405,15 @@ func (c *creation) explainCreateError(ctx context.Context, sb *sandboxer.Sandbox
 	return err
 }
 
-// quote prices sb: by its backend, or by the profile where the backend knows none.
-func (c *creation) quote(ctx context.Context, sb *sandboxer.Sandbox) (sandboxer.MeterQuote, error) {
+// quote prices sb: by its backend, or by the profile where the backend knows none. The price is known
+// unless neither names one for an extension that a provider charges for.
+func (c *creation) quote(ctx context.Context, sb *sandboxer.Sandbox) (_ sandboxer.MeterQuote, known bool, _ error) {
+	known = true
 	var q *sandboxer.MeterQuote
 	if b := c.ext.Backend; b.Can(sandboxer.CanQuote) {
 		var err error
 		if q, err = b.EstimateCost(ctx, sb.Spec, c.TTL); err != nil {
-			return sandboxer.MeterQuote{}, err
+			return sandboxer.MeterQuote{}, false, err
 		}
 	}
 	byBackend := q != nil
@@ -410,17 +422,19 @@ func (c *creation) quote(ctx context.Context, sb *sandboxer.Sandbox) (sandboxer.
 		q = &sandboxer.MeterQuote{Setup: p.Setup, PerHour: p.PerHour}
 		if p != (sandboxer.Price{}) {
 			q.Detail = "price of " + c.Spec.Profile.ID
+		} else {
+			known = c.ext.Info.Pricing != sandboxer.PricingMetered
 		}
 		q.Amount = q.For(c.TTL)
 	}
 	q.Duration, q.ByBackend = c.TTL, byBackend
 	if len(q.Rows) > sandboxer.MaxPriceRows {
-		return sandboxer.MeterQuote{}, sandboxer.E(sandboxer.Internal, nil, "%s quotes by %d rows of prices: want at most %d", c.ext.Info.ID, len(q.Rows), sandboxer.MaxPriceRows)
+		return sandboxer.MeterQuote{}, false, sandboxer.E(sandboxer.Internal, nil, "%s quotes by %d rows of prices: want at most %d", c.ext.Info.ID, len(q.Rows), sandboxer.MaxPriceRows)
 	}
 	if q.Amount < 0 || q.Setup < 0 || q.PerHour < 0 {
-		return sandboxer.MeterQuote{}, sandboxer.E(sandboxer.Internal, fmt.Errorf("quote %+v", *q), "%s quotes a negative price", c.ext.Info.ID)
+		return sandboxer.MeterQuote{}, false, sandboxer.E(sandboxer.Internal, fmt.Errorf("quote %+v", *q), "%s quotes a negative price", c.ext.Info.ID)
 	}
-	return *q, nil
+	return *q, known, nil
 }
 
 // errLookAgain says that the ID changed hands between a look and a job.

@@ -73,7 +73,7 @@ func (s *Server) plan(ctx context.Context, _ *none, b api.CreateSandbox) (*reply
 func newPlan(p manager.Plan) api.Plan {
 	sp := p.Spec
 	return api.Plan{
-		SchemaVersion: api.SchemaVersion, Profile: sp.Profile.ID, Extension: p.Extension, TTL: api.TTL(p.TTL),
+		SchemaVersion: api.SchemaVersion, Profile: sp.Profile.ID, Extension: p.Extension, Route: api.NewRoute(p.Route), TTL: api.TTL(p.TTL),
 		Quote: api.NewQuote(p.Quote), Inputs: sp.Inputs, Host: sp.Host, Image: sp.Image, Command: sp.Command,
 		Env: names(sp.Env), Labels: sp.Labels, Limits: sp.Limits, Network: sp.Network, Mounts: sp.Mounts, Ports: sp.Ports,
 		Workspace: sp.Workspace, User: sp.User, Changed: p.Changed,

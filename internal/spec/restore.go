@@ -101,6 +101,9 @@ func (s *Site) restoredOn(rec *sandboxer.SnapshotRecord, req sandboxer.RestoreRe
 	if !ok {
 		return on, LeftRoute(prof, stay)
 	}
+	if e := s.extension(stay); e != nil {
+		on.Inputs = taken(e.Info.Inputs, on.Inputs)
+	}
 	return on, nil
 }
 

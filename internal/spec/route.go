@@ -115,11 +115,20 @@ func (s *Site) views(p sandboxer.Profile) []View {
 			}
 		}
 		if p.Route != nil { // what only other candidates take
-			v.Profile.Inputs = inputsFor(v.Inputs, on.Inputs)
+			v.Profile.Inputs = taken(v.Inputs, on.Inputs)
 		}
 		views = append(views, v)
 	}
 	return views
+}
+
+// taken are those of a profile's inputs that an extension with these declarations takes.
+func taken(declared []sandboxer.Input, inputs map[string]string) map[string]string {
+	out := inputsFor(declared, inputs)
+	if id, ok := inputs["sandbox_id"]; ok {
+		out["sandbox_id"] = id
+	}
+	return out
 }
 
 // Route decides which of the candidates of p serves a request, by one view of each, in their order. It returns

@@ -284,6 +284,15 @@ func TestCreateRouted(t *testing.T) {
 			t.Errorf("%s: its inputs are %v", name, r.Spec.Inputs)
 		}
 	}
+	// A fork stays where its source is, without the inputs that only others take; a route that left it refuses.
+	source := &sandboxer.SnapshotRecord{ID: "s", Tenant: "acme", Profile: "profile.r", Extension: "ext.a", Kind: sandboxer.SnapshotNative}
+	env := func() (map[string]string, error) { return nil, nil }
+	if r, err := site.Restore(user, source, env, sandboxer.RestoreRequest{}, "ext.a"); err != nil || r.Extension != "ext.a" || len(r.Spec.Inputs) > 0 {
+		t.Errorf("a fork is %+v, %v", r, err)
+	}
+	if _, err := site.Restore(user, source, env, sandboxer.RestoreRequest{}, "ext.c"); sandboxer.KindOf(err) != sandboxer.Denied {
+		t.Errorf("a fork outside of the route: %v", err)
+	}
 	// A sandbox on another candidate answers the same request.
 	r, err := site.Create(user, req{Profile: "r", Inputs: map[string]string{"repo": "."}})
 	if err != nil {

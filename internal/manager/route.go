@@ -1,0 +1,111 @@
+package manager
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/backend"
+	"github.com/sand-boxer/sandboxer/internal/spec"
+)
+
+// A said is what the backend of a creation said about it, once it was asked.
+type said struct {
+	checked *backend.Checked // its spec, which the backend has checked
+	quote   sandboxer.MeterQuote
+}
+
+// routed returns c on the candidate that serves it, with what became of the others. With all, the
+// backends of all candidates are asked; otherwise only of those that the decision needs.
+func (c *creation) routed(ctx context.Context, all bool) (*creation, []sandboxer.RouteChoice, error) {
+	r := *c.Routing
+	r.Views = append([]spec.View(nil), r.Views...) // a repeated try asks again
+	on := make([]*creation, len(r.Views))
+	for i, o := range r.On {
+		if o != nil {
+			on[i] = c.on(o)
+		}
+	}
+	if all || r.Profile.Route != nil && r.Profile.Route.Prefer == sandboxer.PreferPrice {
+		var wg sync.WaitGroup
+		for i := range on {
+			if on[i] != nil {
+				wg.Go(func() { on[i].view(ctx, &r.Views[i]) })
+			}
+		}
+		wg.Wait()
+	}
+	for {
+		choices := r.Route()
+		at, err := r.Chosen(choices)
+		switch {
+		case err != nil:
+			return nil, nil, err
+		case r.Views[at].Asked:
+			var out []sandboxer.RouteChoice
+			for _, choice := range choices {
+				out = append(out, choice.RouteChoice)
+			}
+			return on[at], out, nil
+		}
+		on[at].view(ctx, &r.Views[at])
+		if err := ctx.Err(); err != nil {
+			return nil, nil, context.Cause(ctx)
+		}
+	}
+}
+
+// on is c on another candidate, where the request is r.
+func (c *creation) on(r *spec.Resolved) *creation {
+	own := *c
+	own.Resolved = *r
+	own.SetID(c.ID)
+	own.Digest, own.ext = c.Digest, c.m.extension(r.Extension)
+	return &own
+}
+
+// view asks the backend of c, and notes in v what it says.
+func (c *creation) view(ctx context.Context, v *spec.View) {
+	v.Asked = true
+	sb := c.record(1)
+	if v.Refusal = c.boundDisk(sb); v.Refusal != nil {
+		return
+	}
+	known, err := c.ask(ctx, sb)
+	if v.Check = err; err == nil && known {
+		v.Price = &c.asked.quote.Amount
+	}
+}
+
+// ask asks the backend whether it takes sb and what that costs, and reports whether the price is known.
+func (c *creation) ask(ctx context.Context, sb *sandboxer.Sandbox) (known bool, err error) {
+	a := new(said)
+	if a.checked, err = c.checkBackend(ctx, sb); err != nil {
+		return false, err
+	}
+	if a.quote, known, err = c.quote(ctx, sb); err != nil {
+		return false, err
+	}
+	c.asked = a
+	return known, nil
+}
+
+// isRouted reports whether there is more than one extension that may serve c.
+func (c *creation) isRouted() bool { return c.Routing != nil && c.Routing.Profile.Route != nil }
+
+// routeText says in an event where a request went and why not to the candidates before.
+func routeText(extension string, choices []sandboxer.RouteChoice) string {
+	var refused []string
+	for _, c := range choices {
+		if c.Verdict == sandboxer.RouteChosen {
+			break
+		}
+		refused = append(refused, fmt.Sprintf("%s: %s", c.Extension, c.Reason))
+	}
+	if len(refused) == 0 {
+		return "it goes to " + extension
+	}
+	return "it goes to " + extension + ", and not to " + strings.Join(refused, ", ")
+}

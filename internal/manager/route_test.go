@@ -1,0 +1,156 @@
+package manager
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/adapters/fake"
+)
+
+// routedRig has a profile whose candidates have an image each, and a tenant that can pay.
+func routedRig(t *testing.T, change func(*setup)) *rig {
+	t.Helper()
+	other := fake.NewWorld()
+	t.Cleanup(func() { other.Close() })
+	r := newRig(t, func(s *setup) {
+		s.other = other
+		s.profiles = append(s.profiles, sandboxer.Profile{ID: "profile.routed", TTL: 10 * time.Minute, MaxTTL: time.Hour, Wait: time.Minute,
+			Route: &sandboxer.Route{Policy: sandboxer.RouteWait, Candidates: []sandboxer.Candidate{
+				{Extension: "ext.fake", Image: "small"},
+				{Extension: "ext.other", Image: "large", Price: &sandboxer.Price{PerHour: 600_000}},
+			}}})
+		if change != nil {
+			change(s)
+		}
+	})
+	if err := r.Grant(admin, sandboxer.DefaultTenant, 5*sandboxer.Credit, "g", ""); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func routeOf(choices []sandboxer.RouteChoice) string {
+	var all []string
+	for _, c := range choices {
+		text := c.Extension + " " + string(c.Verdict) + " " + string(c.Reason)
+		if c.Price != nil {
+			text += " " + c.Price.String()
+		}
+		all = append(all, text)
+	}
+	return strings.Join(all, ", ")
+}
+
+// TestRouted: plan and create go to the candidate that can serve the request, and say why; the sandbox stays there.
+func TestRouted(t *testing.T) {
+	r := routedRig(t, nil)
+	large := sandboxer.CreateRequest{Profile: "routed", Image: "large", Inputs: map[string]string{"sandbox_id": "mine"}}
+	for _, c := range []struct {
+		req      sandboxer.CreateRequest
+		on, want string
+	}{
+		{sandboxer.CreateRequest{Profile: "routed"}, "ext.fake", "ext.fake chosen first 0.00, ext.other standby later 0.10"},
+		{large, "ext.other", "ext.fake refused fixed_image, ext.other chosen first 0.10"},
+		{sandboxer.CreateRequest{Profile: "test"}, "ext.fake", "ext.fake chosen only 0.00"},
+	} {
+		p, err := r.Plan(acme, c.req)
+		if err != nil || p.Extension != c.on || routeOf(p.Route) != c.want {
+			t.Errorf("%+v: it goes to %s by %s, %v", c.req, p.Extension, routeOf(p.Route), err)
+		}
+	}
+	sb, err := r.Create(acme, large)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if sb.Extension != "ext.other" || sb.Spec.Profile.Extension != "ext.other" || sb.Quote.Amount != 100_000 || routeOf(sb.Route) != "ext.fake refused fixed_image, ext.other chosen first 0.10" {
+		t.Errorf("it is on %s for %s by %s", sb.Extension, sb.Quote.Amount, routeOf(sb.Route))
+	}
+	found, err := r.Create(acme, large)
+	if err != nil || !found.Found || found.Extension != "ext.other" {
+		t.Errorf("the same request gives %+v, %v", found, err)
+	}
+	page, err := r.Events(acme, sandboxer.EventQuery{SandboxID: sb.ID, Limit: sandboxer.MaxPage})
+	if err != nil {
+		t.Fatal(err)
+	}
+	told := false
+	for _, ev := range page {
+		told = told || ev.Message == "it goes to ext.other, and not to ext.fake: fixed_image"
+	}
+	if !told {
+		t.Error("no event says where it went")
+	}
+	_, err = r.Create(acme, sandboxer.CreateRequest{Profile: "routed", Image: "huge"})
+	wantErr(t, err, sandboxer.Invalid, "profile.routed has no extension for this request: ext.fake: ")
+	dear := large
+	dear.MaxCost, dear.Inputs = 99_999, nil
+	_, err = r.Create(acme, dear)
+	wantErr(t, err, sandboxer.Invalid, "ext.other: it would cost up to 0.10 credits")
+}
+
+// TestRoutedPrice: the lowest price is first, and what the request allows is a reason.
+func TestRoutedPrice(t *testing.T) {
+	r := routedRig(t, func(s *setup) {
+		route := s.profiles[len(s.profiles)-1].Route
+		route.Prefer = sandboxer.PreferPrice
+		route.Candidates[0].Price = &sandboxer.Price{PerHour: 1_200_000}
+	})
+	sb, err := r.Create(acme, sandboxer.CreateRequest{Profile: "routed"})
+	if err != nil || sb.Extension != "ext.other" || routeOf(sb.Route) != "ext.other chosen cheapest 0.10, ext.fake standby later 0.20" {
+		t.Errorf("%+v, %v", sb, err)
+	}
+}
+
+// TestRoutedElsewhere: a native snapshot is restored on its extension, a portable one on the candidate that serves
+// it; a resume stays, and is refused once the route has left the extension.
+func TestRoutedElsewhere(t *testing.T) {
+	r := routedRig(t, nil)
+	sb, err := r.Create(acme, sandboxer.CreateRequest{Profile: "routed"})
+	if err != nil || sb.Extension != "ext.fake" {
+		t.Fatalf("%+v, %v", sb, err)
+	}
+	rec, err := r.Snapshot(acme, sb.ID, sandboxer.SnapshotRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	same, err := r.Restore(acme, rec.ID, sandboxer.RestoreRequest{})
+	if err != nil || same.Extension != "ext.fake" || same.RestoredAs != sandboxer.SnapshotNative {
+		t.Errorf("%+v, %v", same, err)
+	}
+	copies, err := r.Fork(acme, sb.ID, sandboxer.ForkRequest{Count: 1})
+	if err != nil || copies[0].Extension != "ext.fake" {
+		t.Errorf("%+v, %v", copies, err)
+	}
+	if _, err := r.Pause(acme, sb.ID, sandboxer.PauseRequest{}); err != nil {
+		t.Fatal(err)
+	}
+	profiles := r.Profiles(admin)
+	last := &profiles[len(profiles)-1]
+	route := *last.Route
+	route.Candidates = route.Candidates[1:]
+	last.Route = &route
+	if err := r.SetProfiles(profiles); err != nil {
+		t.Fatal(err)
+	}
+	_, err = r.Resume(acme, sb.ID, sandboxer.ResumeRequest{})
+	wantErr(t, err, sandboxer.Denied, "does not go to extension ext.fake any more")
+	_, err = r.Restore(acme, rec.ID, sandboxer.RestoreRequest{})
+	wantErr(t, err, sandboxer.Unsupported, "native to ext.fake")
+}
+
+// TestRoutedPool: a pool holds the first candidate, and answers only requests that go there.
+func TestRoutedPool(t *testing.T) {
+	r := routedRig(t, func(s *setup) { s.profiles[len(s.profiles)-1].Pool.Size = 1 })
+	if p := r.poolOf("profile.routed"); p == nil || p.profile.Extension != "ext.fake" || p.profile.Route != nil {
+		t.Fatalf("%+v", p)
+	}
+	o, err := r.resolve(operator, sandboxer.CreateRequest{Profile: "routed", Image: "large"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if why := r.poolOf("profile.routed").whyCold(o); why != "another extension serves it" {
+		t.Errorf("it is not answered from the pool: %q", why)
+	}
+}
