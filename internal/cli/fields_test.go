@@ -42,12 +42,14 @@ func TestViewFields(t *testing.T) {
 				// Its host and its workspace are in the reachability, once that is known.
 				there := sb
 				there.Reachability.Host, there.Reachability.RemoteDir = "", ""
+				there.Billing = "" // what it costs is not known while its bill is pending
 				return detailOf(sandboxView())(sb) + detailOf(sandboxView())(there)
 			},
 			Values: fieldtest.Values{
 				"Unconfirmed": {sandboxer.Unconfirmed(""), sandboxer.Claimed},
 			},
-			Withheld: fieldtest.Withheld{"SchemaVersion": document, "Version": document, "Found": "said when it is created"},
+			Withheld: fieldtest.Withheld{"SchemaVersion": document, "Version": document, "Found": "said when it is created",
+				"Quote.ByBackend": document, "Quote.Rows": document},
 		}.Check(t)
 	})
 	t.Run("snapshot", func(t *testing.T) {
@@ -59,7 +61,7 @@ func TestViewFields(t *testing.T) {
 	t.Run("plan", func(t *testing.T) {
 		fieldtest.Conversion[api.Plan, string]{
 			Convert:  detailOf(planView()),
-			Withheld: fieldtest.Withheld{"SchemaVersion": document},
+			Withheld: fieldtest.Withheld{"SchemaVersion": document, "Quote.ByBackend": document, "Quote.Rows": document},
 		}.Check(t)
 	})
 	t.Run("stats", func(t *testing.T) {

@@ -86,7 +86,7 @@ func sandboxView() view[*api.Sandbox] {
 				{"host", cmp.Or(sb.Reachability.Host, sb.Host)}, {"workspace", cmp.Or(sb.Reachability.RemoteDir, sb.Workspace)}, {"ssh", sb.Reachability.SSH},
 				{"compose project", sb.Reachability.ComposeProject}, {"url", sb.Reachability.URL}, {"declared ports", portsText(sb.Ports)}, {"ports", strings.Join(ports, "\n")},
 				{"changed", strings.Join(changes(sb), "\n")}, {"details", pairs(details(sb))},
-				{"price", quoteText(sb.Quote)}, {"cost", costText(sb)}, {"metered", usageText(sb.Usage)},
+				{"price", quoteText(sb.Quote)}, {"max cost", maxCostText(sb.MaxCost)}, {"cost", costText(sb)}, {"metered", usageText(sb.Usage)},
 				{"created", moment(sb.CreatedAt, ago)}, {"made", moment(sb.ProvisionedAt, ago)}, {"ready", moment(sb.ReadyAt, ago)}, {"last used", moment(sb.UsedAt, ago)},
 				{"paused", pauseText(sb)}, {"paused before", durationText(sb.PausedFor)}, {"resumed", moment(sb.ResumedAt, ago)}, {"route", choicesText(sb.Route)}, {"restored from", restoredText(sb)},
 				{"idle", durationText(sb.Idle)}, {"on idle", string(sb.OnIdle)}, {"on ttl", string(sb.OnTTL)},
@@ -114,7 +114,14 @@ func usageText(u *api.Usage) string {
 	if !u.Final {
 		text += ", not final"
 	}
-	return text
+	return text + ", at " + u.At.UTC().Format(time.RFC3339)
+}
+
+func maxCostText(most api.Credits) string {
+	if most == 0 {
+		return ""
+	}
+	return "$" + most.String()
 }
 
 func threadText(t sandboxer.Thread) string {
