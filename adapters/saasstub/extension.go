@@ -156,7 +156,7 @@ func (x *extension) MeterActual(ctx context.Context, h sandboxer.Handle, _ time.
 		return sandboxer.Usage{}, err
 	}
 	q, err := x.EstimateCost(ctx, sandboxer.Spec{}, time.Duration(u.LivedMS)*time.Millisecond)
-	return sandboxer.Usage{At: time.Now(), Cost: q.Amount}, err
+	return sandboxer.Usage{At: time.Now(), Cost: q.Amount, Final: u.Final}, err
 }
 
 // Capacity implements sandboxer.CapacityReporter.
@@ -173,10 +173,6 @@ func (x *extension) Capacity(ctx context.Context, host string) (sandboxer.HostCa
 
 // nameOf is the name of a snapshot at the service. We choose it, so a repeated request finds what the first one saved.
 func (x *extension) nameOf(id string) string { return x.Env.Owner + "." + id }
-
-func (x *extension) snapshotAt(id string) string {
-	return "/v1/snapshots/" + url.PathEscape(x.nameOf(id))
-}
 
 // receipt is the metadata of a snapshot; the service saves nothing else.
 func receipt(s service.Snapshot) sandboxer.Snapshot {

@@ -181,7 +181,7 @@ func TestExpiry(t *testing.T) {
 	}
 	_, err := x.WaitReady(ctx, h)
 	wantKind(t, "WaitReady", err, sandboxer.NotFound)
-	if u, err := x.MeterActual(ctx, h, 0); err != nil || u.Cost != 0 { // it bills nothing
+	if u, err := x.MeterActual(ctx, h, 0); err != nil || u.Cost != 0 || !u.Final { // it bills nothing
 		t.Errorf("metered %+v, %v", u, err)
 	}
 	if _, err := x.Teardown(ctx, h); err != nil {
