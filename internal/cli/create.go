@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -251,7 +250,10 @@ func choicesText(choices []api.RouteChoice) string {
 	}
 	var lines []string
 	for _, c := range choices {
-		line := fmt.Sprintf("%s %s (%s): %s", c.Extension, c.Verdict, c.Reason, cmp.Or(c.Words, c.Detail))
+		line := fmt.Sprintf("%s %s (%s): %s", c.Extension, c.Verdict, c.Reason, c.Detail)
+		if c.Words != "" {
+			line += ": " + c.Words
+		}
 		if c.Price != nil && c.Verdict != sandboxer.RouteRefused {
 			line += ", $" + c.Price.String()
 		}

@@ -97,7 +97,7 @@ func TestEveryDoor(t *testing.T) {
 				t.Errorf("%s wants the scope %q, which there is not", r.Pattern, r.Access.Scope())
 			}
 			method, path, _ := strings.Cut(r.Pattern, " ")
-			path = strings.NewReplacer("{id}", "abcdefgh", "{port}", "80", "{profile}", "test").Replace(path)
+			path = strings.NewReplacer("{id}", "abcdefgh", "{port}", "80", "{profile}", "test", "{name}", "token").Replace(path)
 			if strings.Contains(path, "{") {
 				t.Fatalf("%s has a part that the test does not know", r.Pattern)
 			}
