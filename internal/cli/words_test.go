@@ -57,7 +57,7 @@ func TestSaidToFirstUsers(t *testing.T) {
 // nouns are what may stand for the value of a flag in its help.
 var nouns = strings.Fields("ACTION ADDRESS COMMAND CREDITS CURSOR DEPTH DESTINATION DIR DURATION EXTENSION FILE FINGERPRINT FORM FORMAT HOST ID IMAGE " +
 	"KEY KEY=VALUE KIND LANGUAGE LEVEL LIFETIME MODE NAME NAME=VALUE NUMBER PATTERN POLICY PORT PROFILE RATIO SANDBOX SCOPE SIGNER SIZE " +
-	"SNAPSHOT SOCKET SRC:DST[:ro] STATE TARGETS TENANT TEXT USE USER [USER/]ID")
+	"SNAPSHOT SOCKET SRC:DST[:ro] STATE TARGETS TENANT TEXT USE USER VARIABLE=NAME [USER/]ID")
 
 // TestPlaceholders: a noun in capitals stands for the value of each flag, and one of few.
 func TestPlaceholders(t *testing.T) {
