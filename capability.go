@@ -206,7 +206,7 @@ type Renewer interface {
 }
 
 // CapacityReporter reports how many sandboxes the extension can take now. An error takes the extension
-// out of routing.
+// out of routing. Routes ask at most once a second, with host "".
 type CapacityReporter interface {
 	Capacity(ctx context.Context, host string) (HostCapacity, error)
 }

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -148,6 +149,12 @@ func extensionView() view[*api.Extension] {
 		}
 		return strings.Join(names, ",")
 	}
+	failing := func(e *api.Extension) string {
+		if e.FailingUntil.IsZero() {
+			return ""
+		}
+		return "it failed several times in a row; routes leave it alone until " + e.FailingUntil.Local().Format(time.TimeOnly)
+	}
 	problem := func(e *api.Extension) string {
 		if e.Problem == "" || e.RetryAt.IsZero() {
 			return e.Problem
@@ -158,7 +165,7 @@ func extensionView() view[*api.Extension] {
 		cols: []string{"EXTENSION", "TITLE", "ADAPTER", "ISOLATION", "PRICING", "PROBLEM"},
 		wide: []string{"CAPABILITIES", "INPUTS"},
 		row: func(e *api.Extension) []string {
-			return []string{e.ID, e.Title, e.Adapter, join(e.Isolation, ","), string(e.Pricing), problem(e), join(e.Capabilities, ","), inputs(e)}
+			return []string{e.ID, e.Title, e.Adapter, join(e.Isolation, ","), string(e.Pricing), cmp.Or(problem(e), failing(e)), join(e.Capabilities, ","), inputs(e)}
 		},
 		name: func(e *api.Extension) string { return e.ID },
 		detail: func(e *api.Extension) [][2]string {
@@ -184,7 +191,7 @@ func extensionView() view[*api.Extension] {
 			}
 			return [][2]string{
 				{"id", e.ID}, {"title", e.Title}, {"adapter", e.Adapter}, {"handler", e.Handler}, {"isolation", join(e.Isolation, ", ")},
-				{"pricing", string(e.Pricing)}, {"max", countText(e.Max)}, {"capabilities", join(e.Capabilities, ", ")}, {"inputs", strings.Join(ins, "\n")}, {"runtime", e.Runtime}, {"notices", strings.Join(e.Notices, "\n")}, {"problem", problem(e)},
+				{"pricing", string(e.Pricing)}, {"max", countText(e.Max)}, {"capabilities", join(e.Capabilities, ", ")}, {"inputs", strings.Join(ins, "\n")}, {"runtime", e.Runtime}, {"notices", strings.Join(e.Notices, "\n")}, {"problem", problem(e)}, {"failing", failing(e)},
 			}
 		},
 	}

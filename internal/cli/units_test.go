@@ -593,3 +593,16 @@ func TestRegularBackups(t *testing.T) {
 		t.Errorf("%d backups after a start; want the %d there were", n, before)
 	}
 }
+
+// TestFailingExtension: the list says until when routes leave an extension alone, and the reason comes first if
+// it could not even be opened.
+func TestFailingExtension(t *testing.T) {
+	e := &api.Extension{ID: "ext.x", FailingUntil: time.Now().Add(time.Minute)}
+	if got := strings.Join(extensionView().row(e), "|"); !strings.Contains(got, "it failed several times in a row; routes leave it alone until ") {
+		t.Errorf("the list has %q", got)
+	}
+	e.Problem = "the disk is full"
+	if got := strings.Join(extensionView().row(e), "|"); !strings.Contains(got, "|the disk is full|") {
+		t.Errorf("the list has %q", got)
+	}
+}

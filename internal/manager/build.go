@@ -67,8 +67,11 @@ func (wk backed) prepare(ctx context.Context) (sandboxer.Reachability, error) {
 		return sandboxer.Reachability{}, err
 	}
 	reach, err := wk.awaitReady(ctx, wk.b)
-	if interrupted && isKind(err, sandboxer.NotFound) {
+	switch {
+	case interrupted && isKind(err, sandboxer.NotFound):
 		reach, err = wk.makeAgain(ctx)
+	case !isKind(err, sandboxer.Timeout): // what does not start in time may be the request's
+		wk.m.extension(wk.sb.Extension).heard(ctx, wk.j.trial, wk.sb, err)
 	}
 	if err == nil && isUnpacked(wk.b, wk.sb) {
 		err = wk.unarchive(ctx, wk.b)
@@ -205,6 +208,9 @@ func (wk backed) provision(ctx context.Context) error {
 		}
 		avoid = append(avoid, wk.sb.Host)
 		if source != nil || ctx.Err() != nil || !wk.tryOtherHost(ctx, spec.Env, avoid, untouched, err) {
+			if !errors.As(err, &source) {
+				e.heard(ctx, wk.j.trial, wk.sb, err)
+			}
 			return err
 		}
 	}

@@ -222,6 +222,7 @@ type creation struct {
 	spec.Resolved
 	ext     *extension
 	asked   *said           // what its backend said, once it was asked
+	trial   *trial          // not nil: it finds out whether its backend works again
 	cold    string          // why it is not answered from the pool of its profile; empty without one
 	leaving <-chan struct{} // closed when its caller does not wait for room any more; nil: its job knows (job.abandoned)
 }

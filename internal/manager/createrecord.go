@@ -257,6 +257,7 @@ func (c *creation) create(ctx context.Context, j *job) (*sandboxer.Sandbox, erro
 	if err != nil {
 		return nil, err
 	}
+	defer c.ext.breaker.end(c.trial)
 	sb := c.record(generation)
 	sb.Thread = thread
 	if c.isRouted() {
@@ -267,6 +268,7 @@ func (c *creation) create(ctx context.Context, j *job) (*sandboxer.Sandbox, erro
 	}
 	if c.Place == "" {
 		if err := c.m.box(sb).choosePlace(ctx, sb.Spec.Env, nil); err != nil {
+			c.ext.heard(ctx, c.trial, sb, err)
 			return nil, err
 		}
 	}
@@ -307,7 +309,7 @@ func (c *creation) create(ctx context.Context, j *job) (*sandboxer.Sandbox, erro
 	}
 	c.m.events.Notify(sb.ID)
 	c.m.scheduleSweep(time.Time{}, sb.ExpiresAt)
-	j.recorded, j.untried, j.checked = true, true, c.asked.checked
+	j.recorded, j.untried, j.checked, j.trial = true, true, c.asked.checked, c.trial
 	j.publishRecord(sb)
 	return c.m.box(sb).in(j).build(ctx)
 }

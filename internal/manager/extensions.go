@@ -41,6 +41,8 @@ type extension struct {
 	unlisted    *bool         // guarded by survey: its last listing failed
 	surveyed    *atomic.Bool  // it was listed since the start
 	surveys     *surveyLog    // guarded by survey
+	breaker     *breaker
+	capacity    *capacity
 }
 
 func newExtension(m *Manager, e Extension) *extension {
@@ -58,6 +60,8 @@ func newExtension(m *Manager, e Extension) *extension {
 		unlisted:    new(bool),
 		surveyed:    new(atomic.Bool),
 		surveys:     new(surveyLog),
+		breaker:     new(breaker),
+		capacity:    new(capacity),
 	}
 }
 
@@ -122,6 +126,7 @@ func (m *Manager) Extensions(ctx context.Context) []sandboxer.ExtensionInfo {
 	var out []sandboxer.ExtensionInfo
 	for _, e := range m.extensions() {
 		info := e.Info
+		info.FailingUntil = e.breaker.retryAt(time.Now())
 		if e.Backend != nil && p.Can(sandboxer.ScopeAdmin) {
 			info.Notices = e.Backend.Notices(ctx)
 		}

@@ -28,6 +28,7 @@ type job struct {
 	untried     bool               // its place is committed, and no call to make anything there was sent
 	checked     *backend.Checked   // what its request passed; nil: the spec is checked when its object is made
 	continued   bool               // another job was making it before, and may have been cut short anywhere
+	trial       *trial             // not nil: it finds out whether its backend works again
 	told        []sandboxer.Event  // of its making, to be committed when it runs
 	callers     int                // guarded by Manager.mu: the number of callers that wait for it, or did and got their result
 	abandoned   chan struct{}      // closed when all of them have left

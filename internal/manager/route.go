@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/backend"
@@ -23,16 +24,28 @@ func (c *creation) routed(ctx context.Context, all bool) (*creation, []sandboxer
 	r := *c.Routing
 	r.Views = append([]spec.View(nil), r.Views...) // a repeated try asks again
 	on := make([]*creation, len(r.Views))
+	var chosen *creation
 	for i, o := range r.On {
-		if o != nil {
-			on[i] = c.on(o)
+		if o == nil {
+			continue
+		}
+		on[i] = c.on(o)
+		if c.isRouted() {
+			leaveAlone(&r.Views[i], on[i].ext.breaker.retryAt(time.Now()))
 		}
 	}
+	defer func() {
+		for _, o := range on {
+			if o != nil && o != chosen {
+				o.ext.breaker.end(o.trial)
+			}
+		}
+	}()
 	if all || r.Profile.Route != nil && r.Profile.Route.Prefer == sandboxer.PreferPrice {
 		var wg sync.WaitGroup
 		for i := range on {
-			if on[i] != nil {
-				wg.Go(func() { on[i].view(ctx, &r.Views[i]) })
+			if on[i] != nil && r.Views[i].RetryAt.IsZero() {
+				wg.Go(func() { on[i].view(ctx, &r.Views[i], !all) })
 			}
 		}
 		wg.Wait()
@@ -48,9 +61,10 @@ func (c *creation) routed(ctx context.Context, all bool) (*creation, []sandboxer
 			for _, choice := range choices {
 				out = append(out, choice.RouteChoice)
 			}
-			return on[at], out, nil
+			chosen = on[at]
+			return chosen, out, nil
 		}
-		on[at].view(ctx, &r.Views[at])
+		on[at].view(ctx, &r.Views[at], !all)
 		if err := ctx.Err(); err != nil {
 			return nil, nil, context.Cause(ctx)
 		}
@@ -66,11 +80,29 @@ func (c *creation) on(r *spec.Resolved) *creation {
 	return &own
 }
 
-// view asks the backend of c, and notes in v what it says.
-func (c *creation) view(ctx context.Context, v *spec.View) {
+// leaveAlone notes until when the extension is left alone; a zero time: it is not.
+func leaveAlone(v *spec.View, until time.Time) {
+	if v.RetryAt = until; !until.IsZero() {
+		v.RetryAfter = time.Until(until)
+	}
+}
+
+// view asks the backend of c, and notes in v what it says. With try c goes there, as the trial of a backend
+// that is left alone.
+func (c *creation) view(ctx context.Context, v *spec.View, try bool) {
+	if try && c.isRouted() {
+		var until time.Time
+		if c.trial, until = c.ext.breaker.begin(time.Now()); !until.IsZero() {
+			leaveAlone(v, until)
+			return
+		}
+	}
 	v.Asked = true
 	sb := c.record(1)
 	if v.Refusal = c.boundDisk(sb); v.Refusal != nil {
+		return
+	}
+	if v.Full, v.Check = c.noRoom(ctx); v.Check != nil {
 		return
 	}
 	known, err := c.ask(ctx, sb)
@@ -81,6 +113,11 @@ func (c *creation) view(ctx context.Context, v *spec.View) {
 
 // ask asks the backend whether it takes sb and what that costs, and reports whether the price is known.
 func (c *creation) ask(ctx context.Context, sb *sandboxer.Sandbox) (known bool, err error) {
+	defer func() {
+		if err != nil {
+			c.ext.heard(ctx, c.trial, sb, err)
+		}
+	}()
 	a := new(said)
 	if a.checked, err = c.checkBackend(ctx, sb); err != nil {
 		return false, err

@@ -232,10 +232,14 @@ func (s *Server) status(ctx context.Context, _ *none) (*reply[api.Status], error
 	return &reply[api.Status]{Body: out}, nil
 }
 
+// extensionInfos returns all extensions, whoever asks.
+func (s *Server) extensionInfos(ctx context.Context) []sandboxer.ExtensionInfo {
+	return s.m.Extensions(sandboxer.WithPrincipal(ctx, sandboxer.Principal{Tenant: "server", Actor: "server", Scopes: []sandboxer.Scope{sandboxer.ScopeRead}}))
+}
+
 // extensionIDs returns the IDs of all extensions, and of those that cannot be used now.
 func (s *Server) extensionIDs(ctx context.Context) (all, down []string) {
-	ctx = sandboxer.WithPrincipal(ctx, sandboxer.Principal{Tenant: "server", Actor: "server", Scopes: []sandboxer.Scope{sandboxer.ScopeRead}})
-	for _, e := range s.m.Extensions(ctx) {
+	for _, e := range s.extensionInfos(ctx) {
 		all = append(all, e.ID)
 		if e.Problem != "" {
 			down = append(down, e.ID)

@@ -102,8 +102,8 @@ func (m *Metrics) Request(route string, status int, took time.Duration) {
 }
 
 // handler serves the metrics; count gives the sandboxes of every tenant by state,
-// extensions all extensions and those that cannot be used.
-func (m *Metrics) handler(count func(context.Context) (map[sandboxer.State]int, error), extensions func(context.Context) (all, down []string)) http.Handler {
+// extensions all extensions.
+func (m *Metrics) handler(count func(context.Context) (map[sandboxer.State]int, error), extensions func(context.Context) []sandboxer.ExtensionInfo) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		// Counted for this request, with its principal: a collector has no ctx, and its error would be shown unchanged.
 		counts, err := count(r.Context())
@@ -118,13 +118,12 @@ func (m *Metrics) handler(count func(context.Context) (map[sandboxer.State]int, 
 			states.WithLabelValues(string(st)).Set(float64(n))
 		}
 		up := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "sandboxer_extension_up", Help: "Whether an extension can be used: 1, or 0 while opening it is tried again."}, []string{"extension"})
-		own.MustRegister(up)
-		all, down := extensions(r.Context())
-		for _, id := range all {
-			up.WithLabelValues(id).Set(1)
-		}
-		for _, id := range down {
-			up.WithLabelValues(id).Set(0)
+		failing := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "sandboxer_extension_failing", Help: "Whether routes leave an extension alone because it failed several times in a row: 1, or else 0."}, []string{"extension"})
+		own.MustRegister(up, failing)
+		is := map[bool]float64{true: 1}
+		for _, e := range extensions(r.Context()) {
+			up.WithLabelValues(e.ID).Set(is[e.Problem == ""])
+			failing.WithLabelValues(e.ID).Set(is[!e.FailingUntil.IsZero()])
 		}
 		promhttp.HandlerFor(prometheus.Gatherers{m.reg, own}, promhttp.HandlerOpts{DisableCompression: true}).ServeHTTP(w, r)
 	})

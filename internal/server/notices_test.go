@@ -39,7 +39,7 @@ func TestUnusableExtensionIsTold(t *testing.T) {
 	}
 	ak, _ := r.key("root", sandboxer.ScopeAdmin)
 	a := r.send("GET", "/metrics", ak.Token, "", "")
-	for _, want := range []string{"sandboxer_extension_up{extension=\"ext.fake\"} 1\n", "sandboxer_extension_up{extension=\"ext.shut\"} 0\n"} {
+	for _, want := range []string{"sandboxer_extension_up{extension=\"ext.fake\"} 1\n", "sandboxer_extension_up{extension=\"ext.shut\"} 0\n", "sandboxer_extension_failing{extension=\"ext.fake\"} 0\n"} {
 		if !strings.Contains(a.body, want) {
 			t.Errorf("the metrics (%d) lack %q", a.status, want)
 		}

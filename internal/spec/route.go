@@ -30,6 +30,8 @@ type View struct {
 	Full    error     // no room on the extension or in the profile
 	RetryAt time.Time // not zero: the extension fails, and is left alone until then
 
+	RetryAfter time.Duration // with RetryAt: how long that is
+
 	Asked bool               // the backend was asked for Check and Price
 	Price *sandboxer.Credits // for TTL; nil if it is not known
 	TTL   time.Duration      // of the sandbox there
@@ -234,6 +236,7 @@ func (v *View) judge(ask *Ask) (why sandboxer.RouteReason, detail string, err er
 		return sandboxer.WhyQuota, "the tenant's quota is used up; destroy a sandbox, or ask an administrator for more", v.Quota
 	case !v.RetryAt.IsZero():
 		e := sandboxer.E(sandboxer.Unavailable, nil, "extension %s failed several times in a row, and is tried again at %s", v.Profile.Extension, v.RetryAt.UTC().Format(time.RFC3339))
+		e.RetryAfter = v.RetryAfter
 		return sandboxer.WhyFailing, "it failed several times in a row; try again after " + v.RetryAt.UTC().Format(time.RFC3339), e.WithHint("try again then, or use another profile")
 	case v.Full != nil:
 		return sandboxer.WhyFull, "it has no room now; try again when a sandbox has ended, or ask an administrator for more room", v.Full

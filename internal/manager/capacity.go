@@ -1,0 +1,91 @@
+package manager
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// capacityFor is for how long an answer about room counts, and how long a create waits for another one.
+const capacityFor = time.Second
+
+// A capacity is what the backend of an extension last said about its room.
+//
+// mu guards it. Nothing is called under it.
+type capacity struct {
+	mu     sync.Mutex
+	free   int // -1 if unknown
+	err    error
+	at     time.Time     // when it said so
+	asking chan struct{} // closed when it says so again; nil: it is not asked
+}
+
+// room is the number of sandboxes that the backend of e takes now, -1 if that is unknown, or its error. The
+// backend is asked in the background, for all creates at once, where its last answer is older than a second.
+func (e *extension) room(ctx context.Context) (free int, err error) {
+	if e.Backend == nil || !e.Backend.Can(sandboxer.CanCapacity) {
+		return -1, nil
+	}
+	c := e.capacity
+	c.mu.Lock()
+	if !c.at.IsZero() && time.Since(c.at) <= capacityFor {
+		defer c.mu.Unlock()
+		return c.free, c.err
+	}
+	asking := c.asking
+	mine := asking == nil
+	if mine {
+		asking = make(chan struct{})
+		c.asking = asking
+	}
+	c.mu.Unlock()
+	if mine {
+		if err := e.m.enter(); err != nil {
+			c.answer(-1, err)
+			return -1, err
+		}
+		go func() {
+			defer e.m.wg.Done()
+			said, err := e.Backend.Capacity(e.m.ctx, "")
+			c.answer(said.Free, err)
+		}()
+	}
+	late := time.NewTimer(capacityFor)
+	defer late.Stop()
+	select {
+	case <-asking:
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return c.free, c.err
+	case <-late.C:
+		return -1, nil
+	case <-ctx.Done():
+		return -1, context.Cause(ctx)
+	}
+}
+
+func (c *capacity) answer(free int, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.free, c.err, c.at = free, err, time.Now()
+	close(c.asking)
+	c.asking = nil
+}
+
+// noRoom says why the extension of a request of a routed profile can take no sandbox now: full if it has no
+// room, err if it cannot say.
+func (c *creation) noRoom(ctx context.Context) (full, err error) {
+	if !c.isRouted() || c.Routing.Profile.Route.Policy == sandboxer.RouteWait { // its line knows only of max
+		return nil, nil
+	}
+	free, err := c.ext.room(ctx)
+	switch {
+	case err != nil:
+		return nil, sandboxer.E(sandboxer.Unavailable, err, "%s cannot say how much room it has: %s", c.Extension, sandboxer.Message(err))
+	case free == 0:
+		return sandboxer.E(sandboxer.Exhausted, nil, "%s has no room for another sandbox", c.Extension).WithHint("try again when a sandbox has ended"), nil
+	}
+	return nil, nil
+}
