@@ -117,8 +117,8 @@ type Writes struct {
 	// one, here too.
 	Snapshots []*SnapshotRecord
 	// If Quota is set and the transaction would raise its tenant's use of a resource above it, nothing
-	// is written and the error is Exhausted (Quota.Check). Use above the quota that does not grow is
-	// permitted.
+	// is written and the error is Exhausted, or NoCredit where that is of spending (TenantQuota.Check). Use
+	// above the quota that does not grow is permitted.
 	Quota *TenantQuota
 	// If Room is set and the transaction would raise the number of sandboxes of its extension or its
 	// profile above the bound, nothing is written and the error is Exhausted, with a FullError as its

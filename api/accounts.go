@@ -54,8 +54,8 @@ type Quota struct {
 
 // QuotaResource is a tenant's quota and use of one resource.
 type QuotaResource struct {
-	Resource sandboxer.Resource `json:"resource" enum:"sandboxes,disk,images,snapshots,snapshot_bytes,execs,requests" example:"sandboxes"`
-	Used     int64              `json:"used" example:"3" doc:"disk and snapshot_bytes in bytes; requests in the last minute, counted only where they are bounded"`
+	Resource sandboxer.Resource `json:"resource" enum:"sandboxes,disk,images,snapshots,snapshot_bytes,execs,requests,spend_month,spend_day" example:"sandboxes"`
+	Used     int64              `json:"used" example:"3" doc:"disk and snapshot_bytes in bytes; requests in the last minute, counted only where they are bounded; spend_month and spend_day in millionths of a credit"`
 	Limit    *int64             `json:"limit,omitempty" example:"20" doc:"Absent: not bounded"`
 }
 

@@ -137,8 +137,11 @@ func (wk work) beginResume(ctx context.Context, ttl time.Duration) (*sandboxer.S
 	}
 	if err != nil {
 		if isKind(err, sandboxer.NoCredit) {
-			err = sandboxer.E(sandboxer.NoCredit, err, "sandbox %s cannot be resumed: its tenant cannot pay for more time", wk.sb.Shown()).
-				WithHint("ask an administrator for credits, or resume it for a shorter time (--ttl)")
+			why, hint := "its tenant cannot pay for more time", "ask an administrator for credits, or resume it for a shorter time (--ttl)"
+			if own := sandboxer.HintOf(err); own != "" {
+				why, hint = sandboxer.Message(err), own
+			}
+			err = sandboxer.E(sandboxer.NoCredit, err, "sandbox %s cannot be resumed: %s", wk.sb.Shown(), why).WithHint("%s", hint)
 		}
 		return nil, err
 	}

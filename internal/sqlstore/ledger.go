@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"math"
+	"time"
 
 	sqlite3 "modernc.org/sqlite/lib"
 
@@ -23,6 +24,9 @@ ON CONFLICT (tenant) DO UPDATE SET balance = balances.balance + excluded.balance
 ON CONFLICT (tenant, sandbox_id, generation) DO UPDATE SET amount = open_holds.amount + excluded.amount RETURNING amount`
 
 	removeHold = `DELETE FROM open_holds WHERE tenant = ? AND sandbox_id = ? AND generation = ?`
+
+	addToSpent = `INSERT INTO spent (tenant, day, amount) VALUES (?, ?, ?)
+ON CONFLICT (tenant, day) DO UPDATE SET amount = spent.amount + excluded.amount`
 
 	tenantBalance = `SELECT balance FROM balances WHERE tenant = ?`
 )
@@ -56,6 +60,9 @@ func (t *tx) putEntries(entries []sandboxer.Entry, cover bool) error {
 			balance, hold = e.Amount, -e.Amount
 		case sandboxer.EntryPost:
 			hold = -e.Amount
+			if _, err := t.exec(addToSpent, e.Tenant, dayOf(e.At), int64(e.Amount)); err != nil {
+				return overflow(err, e)
+			}
 		default:
 			return sandboxer.E(sandboxer.Invalid, nil, "%q is not a type of ledger entry", e.Type)
 		}
@@ -103,6 +110,9 @@ func (t *tx) sameEntry(e sandboxer.Entry) error {
 	}
 	return nil
 }
+
+// dayOf numbers the days of spent since 1970 in UTC; at is a time that the store keeps.
+func dayOf(at time.Time) int64 { return at.UTC().Truncate(24*time.Hour).Unix() / 86400 }
 
 // overflow recognizes a sum that does not fit into an integer.
 func overflow(err error, e sandboxer.Entry) error {
