@@ -135,11 +135,11 @@ func OverQuota(tenant string, r Resource, used, most, more int64) *Error {
 	return e.WithHint("destroy some (sandboxer destroy ID), or ask an administrator for more; see: sandboxer quota")
 }
 
-// overSpend is OverQuota for what a tenant may spend: NoCredit.
-func overSpend(tenant string, r Resource, at time.Time, used, most, more int64) *Error {
+// overSpend is OverQuota for what a tenant or a key may spend: NoCredit.
+func overSpend(who string, r Resource, at time.Time, used, most, more int64) *Error {
 	_, until, _ := r.Period(at)
-	return E(NoCredit, nil, "tenant %s may spend %s credits in a %s (UTC): %s are charged or on hold, and this holds %s more",
-		tenant, r.Format(most), strings.TrimPrefix(string(r), "spend_"), r.Format(used), r.Format(more)).
+	return E(NoCredit, nil, "%s may spend %s credits in a %s (UTC): %s are charged or on hold, and this holds %s more",
+		who, r.Format(most), strings.TrimPrefix(string(r), "spend_"), r.Format(used), r.Format(more)).
 		WithHint("ask for a shorter time to live, wait until %s, when what was charged no longer counts, or ask an administrator for more; see: sandboxer quota", until.Format(time.RFC3339))
 }
 
@@ -152,7 +152,11 @@ func (q TenantQuota) Check(before, after Amounts) error {
 			continue
 		}
 		if _, _, spends := r.Period(q.At); spends {
-			return overSpend(q.Tenant, r, q.At, before[r], most, after[r]-before[r])
+			who := "tenant " + q.Tenant
+			if q.Key != "" {
+				who = "API key " + q.Key
+			}
+			return overSpend(who, r, q.At, before[r], most, after[r]-before[r])
 		}
 		return OverQuota(q.Tenant, r, before[r], most, after[r]-before[r])
 	}
@@ -163,7 +167,25 @@ func (q TenantQuota) Check(before, after Amounts) error {
 type TenantQuota struct {
 	Tenant string
 	Quota  Quota
+	Key    string    // name of the API key, if it is what that spends
 	At     time.Time // whose day and month count
+}
+
+// MaxSpend bounds the credits that are charged in a day or a month, both in UTC, and on hold now. 0 means no bound.
+type MaxSpend struct {
+	Month CreditsText `json:"month,omitzero" example:"50.00" doc:"In a calendar month in UTC"`
+	Day   CreditsText `json:"day,omitzero" example:"5.00" doc:"In a day in UTC"`
+}
+
+// Quota is the same as a quota.
+func (m MaxSpend) Quota() Quota {
+	q := Quota{}
+	for r, most := range map[Resource]CreditsText{QuotaSpendMonth: m.Month, QuotaSpendDay: m.Day} {
+		if most != 0 {
+			q[r] = int64(most)
+		}
+	}
+	return q
 }
 
 // QuotaUse is one tenant's use of resources.

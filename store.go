@@ -101,7 +101,9 @@ type Writes struct {
 	// Entries are added to the ledger. An entry whose Key exists with the same booking (tenant,
 	// generation, type and amount) is skipped; with another booking it is a Conflict and nothing is
 	// written. If Cover is set and the transaction would leave the balance of an entry's tenant below
-	// zero, nothing is written and the error is NoCredit.
+	// zero, nothing is written and the error is NoCredit. So it is if a hold would raise what an API key spends above
+	// its MaxSpend. What is on hold for a sandbox, and what is then posted, counts for the key of its last hold that
+	// has one (Entry.KeyID).
 	Entries []Entry
 	Cover   bool
 	Events  []Event         // Seq is assigned by the store, here too once committed
@@ -203,4 +205,5 @@ type APIKey struct {
 	ExpiresAt  time.Time `json:"expires_at,omitzero"`
 	RevokedAt  time.Time `json:"revoked_at,omitzero"`
 	LastUsedAt time.Time `json:"last_used_at,omitzero"`
+	MaxSpend   MaxSpend  `json:"max_spend,omitzero"`
 }

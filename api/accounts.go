@@ -85,10 +85,11 @@ type Entry struct {
 	Amount     Credits             `json:"amount" example:"-0.12"`
 	Note       string              `json:"note,omitempty"`
 	At         time.Time           `json:"at"`
+	KeyID      string              `json:"key_id,omitempty" doc:"API key that made a hold"`
 }
 
 // NewEntry converts e to its public form.
 func NewEntry(e sandboxer.Entry) Entry {
 	return Entry{Key: e.Key, Tenant: e.Tenant, SandboxID: cmp.Or(e.ShownID, e.SandboxID), Generation: e.Generation,
-		Type: e.Type, Amount: Credits(e.Amount), Note: e.Note, At: e.At}
+		Type: e.Type, Amount: Credits(e.Amount), Note: e.Note, At: e.At, KeyID: e.KeyID}
 }

@@ -288,7 +288,7 @@ func (c *creation) create(ctx context.Context, j *job) (*sandboxer.Sandbox, erro
 		ev := events.Of(ctx, sb, sandboxer.EventState, "")
 		ev.To, ev.Cause = sandboxer.Creating, sandboxer.ReasonRequested
 		w := sandboxer.Writes{
-			Entries: entries(hold(sb, "hold", sb.Quote.Amount)), Cover: true,
+			Entries: entries(hold(ctx, sb, "hold", sb.Quote.Amount)), Cover: true,
 			Events: []sandboxer.Event{ev}, Key: c.Idempotency(sb), Quota: c.m.QuotaFor(sb.Tenant, ofSandboxes...), Room: room,
 		}
 		if c.isRouted() {

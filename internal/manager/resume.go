@@ -110,8 +110,8 @@ func (wk work) beginResume(ctx context.Context, ttl time.Duration) (*sandboxer.S
 					return sandboxer.E(sandboxer.Invalid, nil, "sandbox %s has run for %s; profile %s allows %s", sb.Shown(), sandboxer.FormatDuration(ran.Round(time.Second)), sb.Profile, sandboxer.FormatDuration(lifecycle.MaxTTL(prof))).
 						WithHint("restore a snapshot of it, which makes a sandbox with a lifetime of its own, or destroy it")
 				}
-				holdMore(sb, w, ran+left)
-				if lifecycle.IsOverspent(sb) && !holdCost(sb, w) {
+				holdMore(ctx, sb, w, ran+left)
+				if lifecycle.IsOverspent(sb) && !holdCost(ctx, sb, w) {
 					return sandboxer.E(sandboxer.NoCredit, nil, "it has cost %s, and its request allows %s", sb.Usage.Cost, sb.MaxCost)
 				}
 				sb.Pause.Left = left

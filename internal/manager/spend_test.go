@@ -1,6 +1,7 @@
 package manager
 
 import (
+	"context"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -68,5 +69,51 @@ func TestMaxSpend(t *testing.T) {
 			t.Error(err)
 		}
 		r.sound(len(r.world.Live()))
+	})
+}
+
+// TestMaxSpendOfKeys: a key's bound is of what is made, extended or resumed with it.
+func TestMaxSpendOfKeys(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const hour = 120_000
+		r := newRig(t, func(s *setup) { s.fake = fake.Config{PerHour: hour} })
+		if err := r.Grant(admin, sandboxer.DefaultTenant, 100*sandboxer.Credit, "", ""); err != nil {
+			t.Fatal(err)
+		}
+		login := func(m sandboxer.MaxSpend) context.Context {
+			token, _, err := r.CreateKey(admin, sandboxer.KeyRequest{Name: "ci", Tenant: sandboxer.DefaultTenant, Scopes: sandboxer.Scopes(), MaxSpend: m})
+			if err != nil {
+				t.Fatal(err)
+			}
+			p, err := r.Authenticate(t.Context(), token)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return sandboxer.WithPrincipal(t.Context(), p)
+		}
+		key, other := login(sandboxer.MaxSpend{Day: hour}), login(sandboxer.MaxSpend{})
+		one, err := r.Create(key, sandboxer.CreateRequest{Profile: "test", TTL: time.Hour})
+		if err != nil {
+			t.Fatal(err)
+		}
+		const refusal = "API key ci may spend 0.12 credits in a day (UTC): "
+		_, err = r.Create(key, sandboxer.CreateRequest{Profile: "test", TTL: time.Hour})
+		wantErr(t, err, sandboxer.NoCredit, refusal+"0.12 are charged or on hold, and this holds 0.12 more")
+		_, err = r.Extend(key, one.ID, Extend{Add: time.Minute})
+		wantErr(t, err, sandboxer.NoCredit, refusal)
+		two, err := r.Create(other, sandboxer.CreateRequest{Profile: "test", TTL: time.Hour})
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = r.Extend(key, two.ID, Extend{Add: time.Minute})
+		wantErr(t, err, sandboxer.NoCredit, refusal)
+		if _, err := r.Extend(other, one.ID, Extend{Add: time.Minute}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := r.Create(key, sandboxer.CreateRequest{Profile: "test", TTL: time.Hour}); err != nil {
+			t.Errorf("the other key has all on hold: %v", err)
+		}
+		_, _, err = r.CreateKey(admin, sandboxer.KeyRequest{Name: "ci", Scopes: sandboxer.Scopes(), MaxSpend: sandboxer.MaxSpend{Day: -1}})
+		wantErr(t, err, sandboxer.Invalid, "less than nothing")
 	})
 }

@@ -28,6 +28,10 @@ THEN data ->> '$.spec.image' END)`,
 const tenantSpend = `SELECT coalesce((SELECT sum(amount) FROM open_holds WHERE tenant = ?), 0) +
 coalesce((SELECT sum(amount) FROM spent WHERE tenant = ? AND day >= ? AND day < ?), 0)`
 
+// keySpend is the same of an API key.
+const keySpend = `SELECT coalesce((SELECT sum(amount) FROM open_holds WHERE key_id = ? AND key_id <> ''), 0) +
+coalesce((SELECT sum(amount) FROM spent WHERE key_id = ? AND key_id <> '' AND day >= ? AND day < ?), 0)`
+
 // quotaUseQuery returns the query for one tenant's use of one resource. The expression over
 // tenant keeps the planner from the index of all that a tenant ever had.
 func quotaUseQuery(r sandboxer.Resource) string {

@@ -95,3 +95,50 @@ func spendConcurrent(s *suite) {
 	}
 	s.spent("acme", start, 70, 70)
 }
+
+func spendOfKeys(s *suite) {
+	s.book(grant("g", "acme", 1000), grant("g2", "zoo", 1000))
+	for id, m := range map[string]sandboxer.MaxSpend{"daily": {Day: 100}, "monthly": {Month: 100}, "free": {}} {
+		s.ok(s.PutAPIKey(s.ctx, sandboxer.APIKey{ID: id, Name: "name of " + id, Tenant: "acme", MaxSpend: m}))
+	}
+	hold := func(name, id, key string, amount sandboxer.Credits, t time.Time) sandboxer.Writes {
+		e := at(entry(name, sandboxer.EntryHold, id, 1, -amount), t)
+		e.KeyID = key
+		return sandboxer.Writes{Entries: []sandboxer.Entry{e}, Cover: true}
+	}
+	refused := func(w sandboxer.Writes) {
+		s.Helper()
+		w.Events = []sandboxer.Event{{Message: "x"}}
+		s.fails(s.Write(s.ctx, w), sandboxer.NoCredit)
+		if n := len(s.events(sandboxer.EventQuery{})); n != 0 {
+			s.Error("a refused write has events")
+		}
+	}
+	tomorrow := start.AddDate(0, 0, 1)
+	for _, key := range []string{"daily", "monthly"} {
+		a, b := key+"a", key+"b"
+		refused(hold(a, a, key, 101, start))
+		s.ok(s.Write(s.ctx, hold(a, a, key, 60, start)))
+		s.ok(s.Write(s.ctx, hold(a, a, key, 60, start))) // again adds nothing
+		refused(hold(b, b, key, 41, start))
+		foreign := hold(b, b, key, 41, start)
+		foreign.Entries[0].Tenant = "zoo" // an administrator's key counts what it spends everywhere
+		refused(foreign)
+		// More for the same sandbox without a key, as the sweep holds it, counts for its key.
+		refused(hold(a+"2", a, "", 41, start))
+		s.ok(s.Write(s.ctx, hold(a+"2", a, "", 20, start)))
+		s.book(at(entry(a+"p", sandboxer.EntryPost, a, 1, 70), start), at(entry(a+"v", sandboxer.EntryVoid, a, 1, 10), start))
+		refused(hold(b, b, key, 31, start))
+		s.ok(s.Write(s.ctx, hold(b, b, key, 30, start)))
+	}
+	s.ok(s.Write(s.ctx, hold("c", "c", "daily", 70, tomorrow))) // 30 are on hold since yesterday
+	refused(hold("d", "d", "monthly", 1, tomorrow))
+	s.ok(s.Write(s.ctx, hold("d", "d", "monthly", 70, tomorrow.AddDate(0, 1, 0))))
+	for i, key := range []string{"free", "unknown", ""} {
+		s.ok(s.Write(s.ctx, hold(fmt.Sprint("f", i), fmt.Sprint("f", i), key, 101, start)))
+	}
+	// Another key that holds more takes the sandbox over, with all that is on hold.
+	refused(hold("more", "f0", "daily", 1, tomorrow.AddDate(0, 0, 1)))
+	s.ok(s.Write(s.ctx, hold("b2", "monthlyb", "free", 1, start)))
+	s.ok(s.Write(s.ctx, hold("e", "e", "monthly", 30, tomorrow.AddDate(0, 1, 0))))
+}

@@ -149,6 +149,7 @@ var behaviours = []behaviour{
 	{"quota/spending is counted from the ledger", spendUse},
 	{"quota/spending too much writes nothing", spendWritesNothing},
 	{"quota/concurrent holds never overspend", spendConcurrent},
+	{"quota/spending of API keys", spendOfKeys},
 	{"room/what takes room is counted", roomCounted},
 	{"room/too much writes nothing", roomWritesNothing},
 	{"room/concurrent creates never share a place", roomConcurrent},
