@@ -176,4 +176,5 @@ type Entry struct {
 	Amount     Credits   `json:"amount"`
 	Note       string    `json:"note,omitempty"`
 	At         time.Time `json:"at"`
+	KeyID      string    `json:"key_id,omitempty"` // API key that made a hold; empty if it was made without one
 }

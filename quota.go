@@ -2,6 +2,7 @@ package sandboxer
 
 import (
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -28,11 +29,30 @@ const (
 	QuotaExecs Resource = "execs"
 	// QuotaRequests counts requests to the API within a minute.
 	QuotaRequests Resource = "requests"
+	// QuotaSpendMonth is what was charged in this calendar month in UTC, and what is on hold now, in
+	// millionths of a credit.
+	QuotaSpendMonth Resource = "spend_month"
+	// QuotaSpendDay is the same of this day in UTC.
+	QuotaSpendDay Resource = "spend_day"
 )
 
-// Resources lists every resource.
+// Resources lists every resource. A month's spending is before a day's: where both are used, the end of the day
+// does not help.
 func Resources() []Resource {
-	return []Resource{QuotaSandboxes, QuotaDisk, QuotaImages, QuotaSnapshots, QuotaSnapshotBytes, QuotaExecs, QuotaRequests}
+	return []Resource{QuotaSandboxes, QuotaDisk, QuotaImages, QuotaSnapshots, QuotaSnapshotBytes, QuotaExecs, QuotaRequests, QuotaSpendMonth, QuotaSpendDay}
+}
+
+// Period returns the period that contains the time at and in which r is counted, a day or a month in UTC: from
+// its first moment until the first of the next one. ok is false where r is not counted by days.
+func (r Resource) Period(at time.Time) (from, until time.Time, ok bool) {
+	y, m, d := at.UTC().Date()
+	switch r {
+	case QuotaSpendDay:
+		return time.Date(y, m, d, 0, 0, 0, 0, time.UTC), time.Date(y, m, d+1, 0, 0, 0, 0, time.UTC), true
+	case QuotaSpendMonth:
+		return time.Date(y, m, 1, 0, 0, 0, 0, time.UTC), time.Date(y, m+1, 1, 0, 0, 0, 0, time.UTC), true
+	}
+	return time.Time{}, time.Time{}, false
 }
 
 // InBytes reports whether r is measured in bytes.
@@ -40,6 +60,9 @@ func (r Resource) InBytes() bool { return r == QuotaDisk || r == QuotaSnapshotBy
 
 // Format writes an amount of r for display.
 func (r Resource) Format(n int64) string {
+	if r == QuotaSpendDay || r == QuotaSpendMonth {
+		return Credits(n).String()
+	}
 	if !r.InBytes() {
 		return strconv.FormatInt(n, 10)
 	}
@@ -112,13 +135,30 @@ func OverQuota(tenant string, r Resource, used, most, more int64) *Error {
 	return e.WithHint("destroy some (sandboxer destroy ID), or ask an administrator for more; see: sandboxer quota")
 }
 
-// Check compares a tenant's use before and after a change. It returns Exhausted if the change increases
-// the use of a resource beyond q.
-func (q Quota) Check(tenant string, before, after Amounts) error {
+// overSpend is OverQuota for what a tenant or a key may spend: NoCredit.
+func overSpend(who string, r Resource, at time.Time, used, most, more int64) *Error {
+	_, until, _ := r.Period(at)
+	return E(NoCredit, nil, "%s may spend %s credits in a %s (UTC): %s are charged or on hold, and this holds %s more",
+		who, r.Format(most), strings.TrimPrefix(string(r), "spend_"), r.Format(used), r.Format(more)).
+		WithHint("ask for a shorter time to live, wait until %s, when what was charged no longer counts, or ask an administrator for more; see: sandboxer quota", until.Format(time.RFC3339))
+}
+
+// Check compares use before and after a change. It returns Exhausted if the change increases
+// the use of a resource beyond the quota; NoCredit if that is of spending.
+func (q TenantQuota) Check(before, after Amounts) error {
 	for _, r := range Resources() {
-		if most, ok := q[r]; ok && after[r] > most && after[r] > before[r] {
-			return OverQuota(tenant, r, before[r], most, after[r]-before[r])
+		most, ok := q.Quota[r]
+		if !ok || after[r] <= most || after[r] <= before[r] {
+			continue
 		}
+		if _, _, spends := r.Period(q.At); spends {
+			who := "tenant " + q.Tenant
+			if q.Key != "" {
+				who = "API key " + q.Key
+			}
+			return overSpend(who, r, q.At, before[r], most, after[r]-before[r])
+		}
+		return OverQuota(q.Tenant, r, before[r], most, after[r]-before[r])
 	}
 	return nil
 }
@@ -127,6 +167,25 @@ func (q Quota) Check(tenant string, before, after Amounts) error {
 type TenantQuota struct {
 	Tenant string
 	Quota  Quota
+	Key    string    // name of the API key, if it is what that spends
+	At     time.Time // whose day and month count
+}
+
+// MaxSpend bounds the credits that are charged in a day or a month, both in UTC, and on hold now. 0 means no bound.
+type MaxSpend struct {
+	Month CreditsText `json:"month,omitzero" example:"50.00" doc:"In a calendar month in UTC"`
+	Day   CreditsText `json:"day,omitzero" example:"5.00" doc:"In a day in UTC"`
+}
+
+// Quota is the same as a quota.
+func (m MaxSpend) Quota() Quota {
+	q := Quota{}
+	for r, most := range map[Resource]CreditsText{QuotaSpendMonth: m.Month, QuotaSpendDay: m.Day} {
+		if most != 0 {
+			q[r] = int64(most)
+		}
+	}
+	return q
 }
 
 // QuotaUse is one tenant's use of resources.
@@ -137,7 +196,8 @@ type QuotaUse struct {
 
 // QuotaUseQuery selects tenants.
 type QuotaUseQuery struct {
-	Tenant string // only this tenant, even if it uses nothing; empty means all that use something
-	After  string // name of a tenant; the page begins after it
-	Limit  int    // at most MaxPage; 0 means DefaultPage
+	Tenant string    // only this tenant, even if it uses nothing; empty means all that use something
+	After  string    // name of a tenant; the page begins after it
+	Limit  int       // at most MaxPage; 0 means DefaultPage
+	At     time.Time // whose day and month count
 }

@@ -101,6 +101,8 @@ type KeyRequest struct {
 	Tenant string        `json:"tenant,omitempty" example:"default" doc:"The caller's if empty"`
 	Scopes []Scope       `json:"scopes" minItems:"1" nullable:"false" enum:"read,write,admin" example:"[\"read\",\"write\"]"`
 	TTL    time.Duration `json:"ttl,omitempty" example:"720h" doc:"Never expires if empty"`
+	// MaxSpend is Invalid below zero.
+	MaxSpend MaxSpend `json:"max_spend,omitzero" doc:"What the key may spend"`
 }
 
 // In the API's JSON, requests write durations and money as text: "30m0s", "0.12". Each request

@@ -101,7 +101,9 @@ type Writes struct {
 	// Entries are added to the ledger. An entry whose Key exists with the same booking (tenant,
 	// generation, type and amount) is skipped; with another booking it is a Conflict and nothing is
 	// written. If Cover is set and the transaction would leave the balance of an entry's tenant below
-	// zero, nothing is written and the error is NoCredit.
+	// zero, nothing is written and the error is NoCredit. So it is if a hold would raise what an API key spends above
+	// its MaxSpend. What is on hold for a sandbox, and what is then posted, counts for the key of its last hold that
+	// has one (Entry.KeyID).
 	Entries []Entry
 	Cover   bool
 	Events  []Event         // Seq is assigned by the store, here too once committed
@@ -117,8 +119,8 @@ type Writes struct {
 	// one, here too.
 	Snapshots []*SnapshotRecord
 	// If Quota is set and the transaction would raise its tenant's use of a resource above it, nothing
-	// is written and the error is Exhausted (Quota.Check). Use above the quota that does not grow is
-	// permitted.
+	// is written and the error is Exhausted, or NoCredit where that is of spending (TenantQuota.Check). Use
+	// above the quota that does not grow is permitted.
 	Quota *TenantQuota
 	// If Room is set and the transaction would raise the number of sandboxes of its extension or its
 	// profile above the bound, nothing is written and the error is Exhausted, with a FullError as its
@@ -203,4 +205,5 @@ type APIKey struct {
 	ExpiresAt  time.Time `json:"expires_at,omitzero"`
 	RevokedAt  time.Time `json:"revoked_at,omitzero"`
 	LastUsedAt time.Time `json:"last_used_at,omitzero"`
+	MaxSpend   MaxSpend  `json:"max_spend,omitzero"`
 }

@@ -54,8 +54,8 @@ type Quota struct {
 
 // QuotaResource is a tenant's quota and use of one resource.
 type QuotaResource struct {
-	Resource sandboxer.Resource `json:"resource" enum:"sandboxes,disk,images,snapshots,snapshot_bytes,execs,requests" example:"sandboxes"`
-	Used     int64              `json:"used" example:"3" doc:"disk and snapshot_bytes in bytes; requests in the last minute, counted only where they are bounded"`
+	Resource sandboxer.Resource `json:"resource" enum:"sandboxes,disk,images,snapshots,snapshot_bytes,execs,requests,spend_month,spend_day" example:"sandboxes"`
+	Used     int64              `json:"used" example:"3" doc:"disk and snapshot_bytes in bytes; requests in the last minute, counted only where they are bounded; spend_month and spend_day in millionths of a credit"`
 	Limit    *int64             `json:"limit,omitempty" example:"20" doc:"Absent: not bounded"`
 }
 
@@ -85,10 +85,11 @@ type Entry struct {
 	Amount     Credits             `json:"amount" example:"-0.12"`
 	Note       string              `json:"note,omitempty"`
 	At         time.Time           `json:"at"`
+	KeyID      string              `json:"key_id,omitempty" doc:"API key that made a hold"`
 }
 
 // NewEntry converts e to its public form.
 func NewEntry(e sandboxer.Entry) Entry {
 	return Entry{Key: e.Key, Tenant: e.Tenant, SandboxID: cmp.Or(e.ShownID, e.SandboxID), Generation: e.Generation,
-		Type: e.Type, Amount: Credits(e.Amount), Note: e.Note, At: e.At}
+		Type: e.Type, Amount: Credits(e.Amount), Note: e.Note, At: e.At, KeyID: e.KeyID}
 }

@@ -37,6 +37,9 @@ func (a *APIKeys) CreateKey(ctx context.Context, k sandboxer.KeyRequest) (sandbo
 			WithHint("name it after the program that uses it: sandboxer key create ci")
 	case k.TTL < 0:
 		return "", sandboxer.APIKey{}, sandboxer.E(sandboxer.Invalid, nil, "a key that lives for %s has ended already", k.TTL).WithHint("give a time above zero: --ttl 720h")
+	case min(k.MaxSpend.Month, k.MaxSpend.Day) < 0:
+		return "", sandboxer.APIKey{}, sandboxer.E(sandboxer.Invalid, nil, "a key cannot spend less than nothing").
+			WithHint("give amounts above zero, or leave max_spend out")
 	case len(k.Scopes) == 0:
 		return "", sandboxer.APIKey{}, sandboxer.E(sandboxer.Invalid, nil, "an API key needs at least one scope").
 			WithHint("the scopes are: %s", suggest.List(sandboxer.Scopes()))
@@ -55,7 +58,7 @@ func (a *APIKeys) CreateKey(ctx context.Context, k sandboxer.KeyRequest) (sandbo
 	hash := sha256.Sum256([]byte(secret))
 	key := sandboxer.APIKey{
 		ID: sandboxer.NewID(), Name: k.Name, Tenant: cmp.Or(k.Tenant, p.Tenant), Hash: hash[:],
-		Scopes: slices.Clone(k.Scopes), CreatedAt: now(),
+		Scopes: slices.Clone(k.Scopes), CreatedAt: now(), MaxSpend: k.MaxSpend,
 	}
 	if k.TTL > 0 {
 		key.ExpiresAt = key.CreatedAt.Add(k.TTL)

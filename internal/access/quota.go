@@ -52,7 +52,7 @@ func (b *Bounds) QuotaFor(tenant string, rs ...sandboxer.Resource) *sandboxer.Te
 	if q == nil {
 		return nil
 	}
-	return &sandboxer.TenantQuota{Tenant: tenant, Quota: q}
+	return &sandboxer.TenantQuota{Tenant: tenant, Quota: q, At: now()}
 }
 
 // CheckSnapshotBytes refuses to begin a snapshot if nothing of it may be kept. Its size
@@ -161,7 +161,7 @@ func (b *Bounds) Quotas(ctx context.Context, q QuotaQuery) (items []QuotaStatus,
 	if err := CheckPage(q.Limit); err != nil {
 		return nil, "", err
 	}
-	uq := sandboxer.QuotaUseQuery{Tenant: q.Tenant, After: q.After, Limit: q.Limit}
+	uq := sandboxer.QuotaUseQuery{Tenant: q.Tenant, After: q.After, Limit: q.Limit, At: now()}
 	switch {
 	case q.All && !p.Can(sandboxer.ScopeAdmin), q.Tenant != "" && q.Tenant != p.Tenant && !p.Can(sandboxer.ScopeAdmin):
 		return nil, "", sandboxer.E(sandboxer.Denied, nil, "you cannot see the quota of another tenant").

@@ -230,13 +230,20 @@ type quotasForm struct {
 
 // quotaForm is the quota of one tenant; nil is no bound.
 type quotaForm struct {
-	Sandboxes     *int64 `yaml:"sandboxes" min:"0" help:"Sandboxes that are not terminated, including paused ones."`
-	Disk          *int64 `yaml:"disk" unit:"bytes" help:"Sum of their disk limits, such as 200GiB; with it, each sandbox must have one."`
-	Images        *int64 `yaml:"images" min:"0" help:"Different images that requests named, other than those of their profiles."`
-	Snapshots     *int64 `yaml:"snapshots" min:"0" help:"Snapshots, including those that pauses and forks keep."`
-	SnapshotBytes *int64 `yaml:"snapshot_bytes" unit:"bytes" help:"Size of their content."`
-	Execs         *int64 `yaml:"execs" min:"0" help:"Commands at once."`
-	Requests      *int64 `yaml:"requests" min:"0" help:"Requests to the API a minute; administrators are not counted."`
+	Sandboxes     *int64    `yaml:"sandboxes" min:"0" help:"Sandboxes that are not terminated, including paused ones."`
+	Disk          *int64    `yaml:"disk" unit:"bytes" help:"Sum of their disk limits, such as 200GiB; with it, each sandbox must have one."`
+	Images        *int64    `yaml:"images" min:"0" help:"Different images that requests named, other than those of their profiles."`
+	Snapshots     *int64    `yaml:"snapshots" min:"0" help:"Snapshots, including those that pauses and forks keep."`
+	SnapshotBytes *int64    `yaml:"snapshot_bytes" unit:"bytes" help:"Size of their content."`
+	Execs         *int64    `yaml:"execs" min:"0" help:"Commands at once."`
+	Requests      *int64    `yaml:"requests" min:"0" help:"Requests to the API a minute; administrators are not counted."`
+	MaxSpend      spendForm `yaml:"max_spend" help:"Credits that are charged in a period, and on hold now."`
+}
+
+// spendForm is how much one tenant may spend; nil is no bound.
+type spendForm struct {
+	Month *sandboxer.Credits `yaml:"month" help:"In a calendar month in UTC."`
+	Day   *sandboxer.Credits `yaml:"day" help:"In a day in UTC."`
 }
 
 func (f quotasForm) quotas() sandboxer.Quotas {
@@ -255,6 +262,7 @@ func (f quotaForm) quota() sandboxer.Quota {
 	for r, most := range map[sandboxer.Resource]*int64{
 		sandboxer.QuotaSandboxes: f.Sandboxes, sandboxer.QuotaDisk: f.Disk, sandboxer.QuotaImages: f.Images, sandboxer.QuotaSnapshots: f.Snapshots,
 		sandboxer.QuotaSnapshotBytes: f.SnapshotBytes, sandboxer.QuotaExecs: f.Execs, sandboxer.QuotaRequests: f.Requests,
+		sandboxer.QuotaSpendMonth: (*int64)(f.MaxSpend.Month), sandboxer.QuotaSpendDay: (*int64)(f.MaxSpend.Day),
 	} {
 		if most != nil {
 			q[r] = *most

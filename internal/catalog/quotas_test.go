@@ -24,11 +24,13 @@ tenants:
     images: 3
     execs: 50
     requests: 600
+    max_spend: {day: 0.5, month: 12}
   "a tenant's: name": {}
 `)
 	want := sandboxer.Quotas{Default: sandboxer.Quota{sandboxer.QuotaSandboxes: 20, sandboxer.QuotaDisk: 200 << 30}, Tenants: map[string]sandboxer.Quota{
 		"acme": {sandboxer.QuotaSandboxes: 100, sandboxer.QuotaSnapshots: 0, sandboxer.QuotaSnapshotBytes: 1 << 40, sandboxer.QuotaImages: 3,
-			sandboxer.QuotaExecs: 50, sandboxer.QuotaRequests: 600},
+			sandboxer.QuotaExecs: 50, sandboxer.QuotaRequests: 600,
+			sandboxer.QuotaSpendDay: 500_000, sandboxer.QuotaSpendMonth: 12_000_000},
 		"a tenant's: name": {},
 	}}
 	if err != nil || !reflect.DeepEqual(c.Quotas, want) {
@@ -50,6 +52,9 @@ tenants:
 		"default: {disk: 200}":             "expected",
 		"default: {disk:}":                 "expected",
 		"default: {requests: 1.5}":         "expected",
+		"default: {max_spend: 5}":          "expected",
+		"default: {max_spend: {day: -1}}":  "default.max_spend.day",
+		"default: {max_spend: {week: 1}}":  "default.max_spend.week",
 		"tenants: {acme: 3}":               "expected",
 		"tenants: {acme: {}, acme: {}}":    "acme",
 		"tenant: {acme: {sandboxes: 1}}":   "tenants",
@@ -66,7 +71,12 @@ tenants:
 func TestQuotasFormIsWhole(t *testing.T) {
 	var names []string
 	for _, f := range fieldsOf(reflect.TypeFor[quotaForm]()) {
-		names = append(names, f.name)
+		if f.name != "max_spend" {
+			names = append(names, f.name)
+		}
+	}
+	for _, f := range fieldsOf(reflect.TypeFor[spendForm]()) {
+		names = append(names, "spend_"+f.name)
 	}
 	var all []string
 	for _, r := range sandboxer.Resources() {
@@ -75,8 +85,8 @@ func TestQuotasFormIsWhole(t *testing.T) {
 	if !reflect.DeepEqual(names, all) {
 		t.Errorf("the file has %q, the resources are %q", names, all)
 	}
-	one := int64(1)
-	if q := (quotaForm{&one, &one, &one, &one, &one, &one, &one}).quota(); len(q) != len(all) {
+	one, credit := int64(1), sandboxer.Credit
+	if q := (quotaForm{&one, &one, &one, &one, &one, &one, &one, spendForm{&credit, &credit}}).quota(); len(q) != len(all) {
 		t.Errorf("of the file's form %+v is left", q)
 	}
 }

@@ -24,7 +24,7 @@ type keyCreateOptions struct {
 
 func newCmdKeyCreate(f *factory) *cobra.Command {
 	o := &keyCreateOptions{f: f}
-	var scopes []string
+	var scopes, spend []string
 	var ttl string
 	c := &cobra.Command{
 		Use: "create [NAME]", Short: "Make an API key and print it once", Args: wants(0, 1, "at most a name"),
@@ -52,6 +52,10 @@ func newCmdKeyCreate(f *factory) *cobra.Command {
 				}
 				o.k.TTL = d
 			}
+			var err error
+			if o.k.MaxSpend, err = parseMaxSpend(spend); err != nil {
+				return err
+			}
 			return keyCreateRun(cmd.Context(), o)
 		},
 	}
@@ -59,8 +63,44 @@ func newCmdKeyCreate(f *factory) *cobra.Command {
 	c.Flags().StringVar(&o.k.Tenant, "tenant", "", "`TENANT` it acts for (default: yours)")
 	c.Flags().StringSliceVar(&scopes, "scope", []string{string(sandboxer.ScopeRead), string(sandboxer.ScopeWrite)}, "`SCOPE` of the key: read, write, admin")
 	c.Flags().StringVar(&ttl, "ttl", "", "`LIFETIME`; without it the key does not expire")
+	c.Flags().StringSliceVar(&spend, "max-spend", nil, "most `CREDITS` that its sandboxes may cost: day=5,month=50, or one of them, in UTC")
 	complete(c, "scope", scopeWords()...)
 	return c
+}
+
+// parseMaxSpend reads the values of --max-spend.
+func parseMaxSpend(values []string) (m sandboxer.MaxSpend, err error) {
+	byPeriod, err := keyValues("--max-spend", values)
+	if err != nil {
+		return m, err
+	}
+	for period, text := range byPeriod {
+		of := map[string]*api.Credits{"day": &m.Day, "month": &m.Month}[period]
+		if of == nil {
+			return m, invalid("--max-spend: %q is not a period", period).WithHint("give credits for a day, a month or both: --max-spend day=5,month=50")
+		}
+		amount, err := sandboxer.ParseCredits(text)
+		if err != nil {
+			return m, invalid("--max-spend: %s", sandboxer.Message(err))
+		}
+		if amount <= 0 {
+			return m, invalid("--max-spend: %q is not a positive amount", text)
+		}
+		*of = api.Credits(amount)
+	}
+	return m, nil
+}
+
+// maxSpend writes the bounds of a key, as --max-spend has them.
+func maxSpend(m sandboxer.MaxSpend) string {
+	var out []string
+	if m.Day != 0 {
+		out = append(out, "day="+m.Day.String())
+	}
+	if m.Month != 0 {
+		out = append(out, "month="+m.Month.String())
+	}
+	return strings.Join(out, ",")
 }
 
 func keyView() view[*api.Key] {
@@ -72,8 +112,9 @@ func keyView() view[*api.Key] {
 	}
 	return view[*api.Key]{
 		cols: []string{"ID", "NAME", "TENANT", "SCOPES", "CREATED", "EXPIRES", "REVOKED", "LAST USED"},
+		wide: []string{"MAX SPEND"},
 		row: func(k *api.Key) []string {
-			return []string{k.ID, k.Name, k.Tenant, join(k.Scopes, ","), day(k.CreatedAt), day(k.ExpiresAt), day(k.RevokedAt), day(k.LastUsedAt)}
+			return []string{k.ID, k.Name, k.Tenant, join(k.Scopes, ","), day(k.CreatedAt), day(k.ExpiresAt), day(k.RevokedAt), day(k.LastUsedAt), maxSpend(k.MaxSpend)}
 		},
 		name: func(k *api.Key) string { return k.ID },
 	}
@@ -194,9 +235,9 @@ func newCmdCreditsLedger(f *factory) *cobra.Command {
 func entryView() view[*api.Entry] {
 	return view[*api.Entry]{
 		cols: []string{"TIME", "TENANT", "TYPE", "AMOUNT", "SANDBOX", "NOTE"},
-		wide: []string{"KEY"},
+		wide: []string{"KEY", "API KEY"},
 		row: func(e *api.Entry) []string {
-			return []string{e.At.Local().Format("2006-01-02 15:04:05"), e.Tenant, string(e.Type), e.Amount.String(), e.SandboxID, e.Note, e.Key}
+			return []string{e.At.Local().Format("2006-01-02 15:04:05"), e.Tenant, string(e.Type), e.Amount.String(), e.SandboxID, e.Note, e.Key, e.KeyID}
 		},
 		name: func(e *api.Entry) string { return e.Key },
 	}

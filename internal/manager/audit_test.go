@@ -69,9 +69,9 @@ func TestAuditFinds(t *testing.T) {
 		"an open hold": {func(r *rig) {
 			sb := paid(r)
 			r.destroy(sb.ID)
-			book(r, hold(sb, "more", 5))
+			book(r, hold(t.Context(), sb, "more", 5))
 		}, invResolve},
-		"a hold nobody was quoted": {func(r *rig) { book(r, hold(paid(r), "more", 5)) }, invQuote},
+		"a hold nobody was quoted": {func(r *rig) { book(r, hold(t.Context(), paid(r), "more", 5)) }, invQuote},
 		"a cost nobody was charged": {func(r *rig) {
 			id := paid(r).ID
 			r.destroy(id)

@@ -290,7 +290,7 @@ func (c *creation) create(ctx context.Context, j *job) (*sandboxer.Sandbox, erro
 		ev := events.Of(ctx, sb, sandboxer.EventState, "")
 		ev.To, ev.Cause = sandboxer.Creating, sandboxer.ReasonRequested
 		w := sandboxer.Writes{
-			Entries: entries(hold(sb, "hold", sb.Quote.Amount)), Cover: true,
+			Entries: entries(hold(ctx, sb, "hold", sb.Quote.Amount)), Cover: true,
 			Events: []sandboxer.Event{ev}, Key: c.Idempotency(sb), Quota: c.m.QuotaFor(sb.Tenant, ofSandboxes...), Room: room,
 		}
 		if c.isRouted() {
@@ -392,7 +392,7 @@ func (c *creation) explainCreateError(ctx context.Context, sb *sandboxer.Sandbox
 	switch {
 	case isKind(err, sandboxer.NoCredit):
 		have, berr := c.m.store.Balance(ctx, c.Tenant)
-		if berr != nil {
+		if berr != nil || have >= sb.Quote.Amount { // it is the bound of what may be spent
 			return err
 		}
 		return sandboxer.E(sandboxer.NoCredit, err, "it costs up to %s credits for %s, and %s has %s", sb.Quote.Amount, c.TTL, c.Tenant, have).
@@ -442,5 +442,8 @@ func (c *creation) quote(ctx context.Context, sb *sandboxer.Sandbox) (_ sandboxe
 // errLookAgain says that the ID changed hands between a look and a job.
 var errLookAgain = errors.New("look again")
 
-// ofSandboxes are the resources that a new sandbox takes.
-var ofSandboxes = []sandboxer.Resource{sandboxer.QuotaSandboxes, sandboxer.QuotaDisk, sandboxer.QuotaImages}
+// ofSpending are the resources that a hold takes, ofSandboxes those that a new sandbox takes.
+var (
+	ofSpending  = []sandboxer.Resource{sandboxer.QuotaSpendMonth, sandboxer.QuotaSpendDay}
+	ofSandboxes = append([]sandboxer.Resource{sandboxer.QuotaSandboxes, sandboxer.QuotaDisk, sandboxer.QuotaImages}, ofSpending...)
+)

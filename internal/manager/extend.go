@@ -69,7 +69,7 @@ func (m *Manager) extend(ctx context.Context, ref string, e Extend, longer bool)
 				}
 				return err
 			}
-			holdMore(sb, w, life)
+			holdMore(ctx, sb, w, life)
 			sb.ExpiresAt = until
 			w.Events = append(w.Events, events.Of(ctx, sb, sandboxer.EventExtend, "expires at "+until.Format(time.RFC3339)))
 			return nil

@@ -24,19 +24,21 @@ func booking(sb *sandboxer.Sandbox, what string, t sandboxer.EntryType, amount s
 	}
 }
 
-func hold(sb *sandboxer.Sandbox, what string, amount sandboxer.Credits) sandboxer.Entry {
-	return booking(sb, what, sandboxer.EntryHold, -amount)
+func hold(ctx context.Context, sb *sandboxer.Sandbox, what string, amount sandboxer.Credits) sandboxer.Entry {
+	e := booking(sb, what, sandboxer.EntryHold, -amount)
+	e.KeyID = sandboxer.PrincipalFrom(ctx).KeyID
+	return e
 }
 
 // holdMore adds a hold to w: the price of a life of sb, without the time that it is paused, less what
 // is on hold already. A shorter life changes nothing. The tenant must be able to
 // pay for it (NoCredit of the store).
-func holdMore(sb *sandboxer.Sandbox, w *sandboxer.Writes, life time.Duration) {
+func holdMore(ctx context.Context, sb *sandboxer.Sandbox, w *sandboxer.Writes, life time.Duration) {
 	if life <= sb.Quote.Duration {
 		return
 	}
 	more := sb.Quote.For(life) - sb.Quote.For(sb.Quote.Duration)
-	w.Entries, w.Cover = entries(hold(sb, fmt.Sprintf("hold:%d", sb.Version), more)), true
+	w.Entries, w.Cover = entries(hold(ctx, sb, fmt.Sprintf("hold:%d", sb.Version), more)), true
 	sb.Quote.Amount += more
 	sb.Quote.Duration = life
 }

@@ -94,7 +94,7 @@ func keepMetered(ctx context.Context, sb *sandboxer.Sandbox, w *sandboxer.Writes
 	told, held := sb.Usage.Cost, sb.Quote.Amount
 	sb.Usage = u
 	switch {
-	case lifecycle.IsOverspent(sb) && extend && holdCost(sb, w):
+	case lifecycle.IsOverspent(sb) && extend && holdCost(ctx, sb, w):
 		w.Events = append(w.Events, events.Of(ctx, sb, sandboxer.EventBilling, fmt.Sprintf("it has cost %s of %s on hold: now %s are on hold", u.Cost, held, sb.Quote.Amount)))
 	case near(u.Cost) && !near(told):
 		w.Events = append(w.Events, events.Of(ctx, sb, sandboxer.EventBilling, fmt.Sprintf("it has cost %s of %s on hold", u.Cost, held)))
@@ -104,7 +104,7 @@ func keepMetered(ctx context.Context, sb *sandboxer.Sandbox, w *sandboxer.Writes
 // holdCost puts as much as was quoted for sb on hold once more, or as often as it takes to exceed what its backend's meter
 // counts. It changes nothing and returns false if the request allows no more. The tenant must be able to pay (NoCredit
 // of the store).
-func holdCost(sb *sandboxer.Sandbox, w *sandboxer.Writes) bool {
+func holdCost(ctx context.Context, sb *sandboxer.Sandbox, w *sandboxer.Writes) bool {
 	quoted := max(sb.Quote.For(sb.Quote.Duration), 1)
 	if sb.Usage.Cost > math.MaxInt64-quoted-sb.Quote.Amount {
 		return false
@@ -113,7 +113,7 @@ func holdCost(sb *sandboxer.Sandbox, w *sandboxer.Writes) bool {
 	if sb.MaxCost > 0 && sb.Quote.Amount+more > sb.MaxCost {
 		return false
 	}
-	w.Entries, w.Cover = append(w.Entries, hold(sb, fmt.Sprintf("cost:%d", sb.Version), more)), true
+	w.Entries, w.Cover = append(w.Entries, hold(ctx, sb, fmt.Sprintf("cost:%d", sb.Version), more)), true
 	sb.Quote.Amount += more
 	return true
 }

@@ -19,6 +19,7 @@ func TestOnCost(t *testing.T) {
 		on     sandboxer.CostAction
 		max    sandboxer.Credits
 		grant  sandboxer.Credits
+		spend  int64
 		after  time.Duration
 		state  sandboxer.State
 		reason sandboxer.Reason
@@ -33,6 +34,7 @@ func TestOnCost(t *testing.T) {
 			events: "it has cost 0.096 of 0.12 on hold; it has cost 0.126 of 0.12 on hold: now 0.24 are on hold"},
 		"extend beyond what the request allows": {on: sandboxer.CostExtend, max: 2*hold - 1, after: 26 * time.Minute, state: sandboxer.Terminated, reason: sandboxer.ReasonNoCredit, events: "it has cost 0.096 of 0.12 on hold"},
 		"extend without credits":                {on: sandboxer.CostExtend, grant: 2*hold - 1, after: 26 * time.Minute, state: sandboxer.Terminated, reason: sandboxer.ReasonNoCredit, events: "it has cost 0.096 of 0.12 on hold"},
+		"extend beyond max_spend":               {on: sandboxer.CostExtend, spend: 2*hold - 1, after: 26 * time.Minute, state: sandboxer.Terminated, reason: sandboxer.ReasonNoCredit, events: "it has cost 0.096 of 0.12 on hold"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -40,6 +42,9 @@ func TestOnCost(t *testing.T) {
 					s.fake = fake.Config{PerHour: 120_000, MeterPerHour: 360_000, BillsAfter: 1}
 					s.profiles[0].OnCost, s.profiles[0].MaxPaused = c.on, time.Hour
 					s.opts.SweepEvery = time.Minute
+					if c.spend > 0 {
+						quota(sandboxer.Quota{sandboxer.QuotaSpendDay: c.spend})(s)
+					}
 				})
 				grant := c.grant
 				if grant == 0 {

@@ -45,6 +45,9 @@ func (bx box) update(ctx context.Context, change func(*sandboxer.Sandbox, *sandb
 		if err := change(&next, &w); err != nil {
 			return err
 		}
+		if w.Cover && w.Quota == nil { // it puts more on hold
+			w.Quota = bx.m.QuotaFor(next.Tenant, ofSpending...)
+		}
 		err := bx.m.store.UpdateSandbox(ctx, &next, w)
 		if err == nil {
 			expired, retried := bx.sb.ExpiresAt, bx.sb.RetryAt

@@ -242,7 +242,7 @@ func (c *creation) claimPooled(ctx context.Context, j *job, p *pool) (*sandboxer
 			sb.Pool, sb.PooledAt = was.Pool, was.PooledAt
 			sb.Host = cmp.Or(was.Host, sb.Host)
 			sb.Reason = sandboxer.ReasonRequested // until it runs
-			w.Entries, w.Cover = entries(hold(sb, "hold", sb.Quote.Amount)), true
+			w.Entries, w.Cover = entries(hold(ctx, sb, "hold", sb.Quote.Amount)), true
 			w.Key, w.Quota, w.Room = c.Idempotency(sb), c.m.QuotaFor(sb.Tenant, ofSandboxes...), c.m.roomFor(sb.Extension, sb.Profile)
 			return nil
 		})

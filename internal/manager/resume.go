@@ -110,8 +110,8 @@ func (wk work) beginResume(ctx context.Context, ttl time.Duration) (*sandboxer.S
 					return sandboxer.E(sandboxer.Invalid, nil, "sandbox %s has run for %s; profile %s allows %s", sb.Shown(), sandboxer.FormatDuration(ran.Round(time.Second)), sb.Profile, sandboxer.FormatDuration(lifecycle.MaxTTL(prof))).
 						WithHint("restore a snapshot of it, which makes a sandbox with a lifetime of its own, or destroy it")
 				}
-				holdMore(sb, w, ran+left)
-				if lifecycle.IsOverspent(sb) && !holdCost(sb, w) {
+				holdMore(ctx, sb, w, ran+left)
+				if lifecycle.IsOverspent(sb) && !holdCost(ctx, sb, w) {
 					return sandboxer.E(sandboxer.NoCredit, nil, "it has cost %s, and its request allows %s", sb.Usage.Cost, sb.MaxCost)
 				}
 				sb.Pause.Left = left
@@ -137,8 +137,11 @@ func (wk work) beginResume(ctx context.Context, ttl time.Duration) (*sandboxer.S
 	}
 	if err != nil {
 		if isKind(err, sandboxer.NoCredit) {
-			err = sandboxer.E(sandboxer.NoCredit, err, "sandbox %s cannot be resumed: its tenant cannot pay for more time", wk.sb.Shown()).
-				WithHint("ask an administrator for credits, or resume it for a shorter time (--ttl)")
+			why, hint := "its tenant cannot pay for more time", "ask an administrator for credits, or resume it for a shorter time (--ttl)"
+			if own := sandboxer.HintOf(err); own != "" {
+				why, hint = sandboxer.Message(err), own
+			}
+			err = sandboxer.E(sandboxer.NoCredit, err, "sandbox %s cannot be resumed: %s", wk.sb.Shown(), why).WithHint("%s", hint)
 		}
 		return nil, err
 	}

@@ -186,7 +186,7 @@ func TestFormOfDatabase(t *testing.T) {
 		t.Fatal(err)
 	}
 	compattest.CheckForm(t, "database", form.String())
-	compattest.CheckForm(t, "database-records", compattest.Shape("", sandboxer.Sandbox{}, sandboxer.SnapshotRecord{}))
+	compattest.CheckForm(t, "database-records", compattest.Shape("", sandboxer.Sandbox{}, sandboxer.SnapshotRecord{}, sandboxer.MaxSpend{}))
 
 	var sb sandboxer.Sandbox
 	fill(reflect.ValueOf(&sb).Elem(), "sandbox")

@@ -20,12 +20,13 @@ VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING`
 	deleteIdempotencyKeys = `DELETE FROM idempotency_keys WHERE (tenant, key) IN
 (SELECT tenant, key FROM idempotency_keys WHERE at < ? LIMIT ?)`
 
-	putAPIKey = `INSERT INTO api_keys (id, name, tenant, hash, scopes, created_at, expires_at, revoked_at, last_used_at)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+	putAPIKey = `INSERT INTO api_keys (id, name, tenant, hash, scopes, created_at, expires_at, revoked_at, last_used_at, max_spend)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (id) DO UPDATE SET name = excluded.name, tenant = excluded.tenant, hash = excluded.hash, scopes = excluded.scopes,
-created_at = excluded.created_at, expires_at = excluded.expires_at, revoked_at = excluded.revoked_at, last_used_at = excluded.last_used_at`
+created_at = excluded.created_at, expires_at = excluded.expires_at, revoked_at = excluded.revoked_at, last_used_at = excluded.last_used_at,
+max_spend = excluded.max_spend`
 
-	selectAPIKey = `SELECT id, name, tenant, hash, scopes, created_at, expires_at, revoked_at, last_used_at FROM api_keys`
+	selectAPIKey = `SELECT id, name, tenant, hash, scopes, created_at, expires_at, revoked_at, last_used_at, max_spend FROM api_keys`
 	apiKeyByID   = selectAPIKey + ` WHERE id = ?`
 )
 
@@ -70,8 +71,12 @@ func (t *tx) putAPIKey(k sandboxer.APIKey) error {
 	if err != nil {
 		return sandboxer.E(sandboxer.Invalid, err, "the scopes of API key %s cannot be stored", k.ID)
 	}
+	spend, err := json.Marshal(k.MaxSpend)
+	if err != nil {
+		return sandboxer.E(sandboxer.Invalid, err, "the bounds of API key %s cannot be stored", k.ID)
+	}
 	_, err = t.exec(putAPIKey, k.ID, k.Name, k.Tenant, k.Hash, string(scopes),
-		micros(k.CreatedAt), micros(k.ExpiresAt), micros(k.RevokedAt), micros(k.LastUsedAt))
+		micros(k.CreatedAt), micros(k.ExpiresAt), micros(k.RevokedAt), micros(k.LastUsedAt), string(spend))
 	return err
 }
 
@@ -112,18 +117,21 @@ func (s *Store) APIKeys(ctx context.Context, tenant string) (keys []sandboxer.AP
 // An apiKeyRow is a row of selectAPIKey.
 type apiKeyRow struct {
 	key                                 sandboxer.APIKey
-	scopes                              []byte
+	scopes, maxSpend                    []byte
 	created, expires, revoked, lastUsed int64
 }
 
 func (r *apiKeyRow) dest() []any {
-	return []any{&r.key.ID, &r.key.Name, &r.key.Tenant, &r.key.Hash, &r.scopes, &r.created, &r.expires, &r.revoked, &r.lastUsed}
+	return []any{&r.key.ID, &r.key.Name, &r.key.Tenant, &r.key.Hash, &r.scopes, &r.created, &r.expires, &r.revoked, &r.lastUsed, &r.maxSpend}
 }
 
 func (r *apiKeyRow) apiKey() (sandboxer.APIKey, error) {
 	k := r.key
 	if _, err := strictjson.DecodeStored(r.scopes, &k.Scopes); err != nil {
 		return k, sandboxer.E(sandboxer.Failed, err, "the record of API key %s is damaged", k.ID)
+	}
+	if _, err := strictjson.DecodeStored(r.maxSpend, &k.MaxSpend); err != nil {
+		return k, sandboxer.E(sandboxer.Failed, err, "the bounds of API key %s are damaged", k.ID)
 	}
 	k.CreatedAt, k.ExpiresAt = fromMicros(r.created), fromMicros(r.expires)
 	k.RevokedAt, k.LastUsedAt = fromMicros(r.revoked), fromMicros(r.lastUsed)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"math"
+	"time"
 
 	sqlite3 "modernc.org/sqlite/lib"
 
@@ -11,26 +12,31 @@ import (
 )
 
 const (
-	insertEntry = `INSERT INTO entries (key, tenant, sandbox_id, shown_id, generation, type, amount, note, at)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING`
+	insertEntry = `INSERT INTO entries (key, tenant, sandbox_id, shown_id, generation, type, amount, note, at, key_id)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING`
 
 	entryByKey = `SELECT tenant, sandbox_id, generation, type, amount FROM entries WHERE key = ?`
 
 	addToBalance = `INSERT INTO balances (tenant, balance) VALUES (?, ?)
 ON CONFLICT (tenant) DO UPDATE SET balance = balances.balance + excluded.balance`
 
-	addToHold = `INSERT INTO open_holds (tenant, sandbox_id, generation, amount) VALUES (?, ?, ?, ?)
-ON CONFLICT (tenant, sandbox_id, generation) DO UPDATE SET amount = open_holds.amount + excluded.amount RETURNING amount`
+	addToHold = `INSERT INTO open_holds (tenant, sandbox_id, generation, amount, key_id) VALUES (?, ?, ?, ?, ?)
+ON CONFLICT (tenant, sandbox_id, generation) DO UPDATE SET amount = open_holds.amount + excluded.amount,
+key_id = CASE excluded.key_id WHEN '' THEN open_holds.key_id ELSE excluded.key_id END RETURNING amount, key_id`
 
 	removeHold = `DELETE FROM open_holds WHERE tenant = ? AND sandbox_id = ? AND generation = ?`
+
+	addToSpent = `INSERT INTO spent (tenant, day, key_id, amount) VALUES (?, ?, ?, ?)
+ON CONFLICT (tenant, day, key_id) DO UPDATE SET amount = spent.amount + excluded.amount`
 
 	tenantBalance = `SELECT balance FROM balances WHERE tenant = ?`
 )
 
 // putEntries adds the entries whose key is new. A key that was used for the same booking
 // is skipped; for another booking it is a Conflict. With cover it fails with NoCredit if that
-// leaves one of their tenants in debt.
+// leaves one of their tenants in debt, or if an API key spends more than it may.
 func (t *tx) putEntries(entries []sandboxer.Entry, cover bool) error {
+	var holds []sandboxer.Entry // what keys spend more
 	for _, e := range entries {
 		if e.Key == "" || e.Tenant == "" {
 			return sandboxer.E(sandboxer.Invalid, nil, "a ledger entry needs a key and a tenant (have %q, %q)", e.Key, e.Tenant)
@@ -38,7 +44,7 @@ func (t *tx) putEntries(entries []sandboxer.Entry, cover bool) error {
 		if e.Amount == math.MinInt64 { // has no opposite
 			return sandboxer.E(sandboxer.Invalid, nil, "the amount %d of entry %q is too large for the ledger", int64(e.Amount), e.Key)
 		}
-		n, err := t.exec(insertEntry, e.Key, e.Tenant, e.SandboxID, e.ShownID, e.Generation, string(e.Type), int64(e.Amount), e.Note, micros(e.At))
+		n, err := t.exec(insertEntry, e.Key, e.Tenant, e.SandboxID, e.ShownID, e.Generation, string(e.Type), int64(e.Amount), e.Note, micros(e.At), e.KeyID)
 		if err != nil {
 			return err
 		}
@@ -65,19 +71,23 @@ func (t *tx) putEntries(entries []sandboxer.Entry, cover bool) error {
 			}
 		}
 		if hold != 0 {
-			var left int64
-			if _, err := t.row(addToHold, []any{e.Tenant, e.SandboxID, e.Generation, int64(hold)}, &left); err != nil {
-				return overflow(err, e)
+			key, err := t.addHold(e, hold)
+			if err != nil {
+				return err
 			}
-			if left == 0 {
-				if _, err := t.exec(removeHold, e.Tenant, e.SandboxID, e.Generation); err != nil {
-					return err
-				}
+			if e.Type == sandboxer.EntryHold && key != "" {
+				holds = append(holds, e)
+				holds[len(holds)-1].KeyID = key
 			}
 		}
 	}
 	if !cover {
 		return nil
+	}
+	for _, e := range holds {
+		if err := t.checkKeySpend(e); err != nil {
+			return err
+		}
 	}
 	for _, e := range entries {
 		var balance sandboxer.Credits
@@ -89,6 +99,49 @@ func (t *tx) putEntries(entries []sandboxer.Entry, cover bool) error {
 		}
 	}
 	return nil
+}
+
+// addHold adds to what is on hold for e's sandbox, and a post to what was spent. It returns the API key for which
+// both count, if any.
+func (t *tx) addHold(e sandboxer.Entry, hold sandboxer.Credits) (key string, err error) {
+	var left int64
+	if _, err := t.row(addToHold, []any{e.Tenant, e.SandboxID, e.Generation, int64(hold), e.KeyID}, &left, &key); err != nil {
+		return "", overflow(err, e)
+	}
+	if left == 0 {
+		if _, err := t.exec(removeHold, e.Tenant, e.SandboxID, e.Generation); err != nil {
+			return "", err
+		}
+	}
+	if e.Type == sandboxer.EntryPost {
+		if _, err := t.exec(addToSpent, e.Tenant, dayOf(e.At), key, int64(e.Amount)); err != nil {
+			return "", overflow(err, e)
+		}
+	}
+	return key, nil
+}
+
+// checkKeySpend fails with NoCredit if e, a hold that counts for the API key e.KeyID, makes it spend more than it may.
+func (t *tx) checkKeySpend(e sandboxer.Entry) error {
+	var r apiKeyRow
+	if found, err := t.row(apiKeyByID, []any{e.KeyID}, r.dest()...); err != nil || !found {
+		return err
+	}
+	key, err := r.apiKey()
+	if err != nil {
+		return err
+	}
+	q := sandboxer.TenantQuota{Tenant: key.Tenant, Key: key.Name, Quota: key.MaxSpend.Quota(), At: e.At}
+	before, after := sandboxer.Amounts{}, sandboxer.Amounts{}
+	for r := range q.Quota {
+		from, until, _ := r.Period(q.At)
+		var n int64
+		if _, err := t.row(keySpend, []any{e.KeyID, e.KeyID, dayOf(from), dayOf(until)}, &n); err != nil {
+			return err
+		}
+		before[r], after[r] = n+int64(e.Amount), n
+	}
+	return q.Check(before, after)
 }
 
 // sameEntry checks that the entry under e's key is equal to e.
@@ -103,6 +156,9 @@ func (t *tx) sameEntry(e sandboxer.Entry) error {
 	}
 	return nil
 }
+
+// dayOf numbers the days of spent since 1970 in UTC; at is a time that the store keeps.
+func dayOf(at time.Time) int64 { return at.UTC().Truncate(24*time.Hour).Unix() / 86400 }
 
 // overflow recognizes a sum that does not fit into an integer.
 func overflow(err error, e sandboxer.Entry) error {
@@ -146,7 +202,7 @@ func (s *Store) Entries(ctx context.Context, q sandboxer.EntryQuery) (items []sa
 	}
 	limit := pageSize(q.Limit)
 	var last int64
-	query := `SELECT seq, key, tenant, sandbox_id, shown_id, generation, type, amount, note, at FROM entries` + f.String() + ` ORDER BY seq LIMIT ?`
+	query := `SELECT seq, key, tenant, sandbox_id, shown_id, generation, type, amount, note, at, key_id FROM entries` + f.String() + ` ORDER BY seq LIMIT ?`
 	err = s.rows(ctx, query, append(f.args, limit+1), func(rows *sql.Rows) error {
 		if len(items) == limit {
 			next = entryCursor.encode(last)
@@ -154,7 +210,7 @@ func (s *Store) Entries(ctx context.Context, q sandboxer.EntryQuery) (items []sa
 		}
 		var e sandboxer.Entry
 		var at int64
-		if err := rows.Scan(&last, &e.Key, &e.Tenant, &e.SandboxID, &e.ShownID, &e.Generation, &e.Type, &e.Amount, &e.Note, &at); err != nil {
+		if err := rows.Scan(&last, &e.Key, &e.Tenant, &e.SandboxID, &e.ShownID, &e.Generation, &e.Type, &e.Amount, &e.Note, &at, &e.KeyID); err != nil {
 			return err
 		}
 		e.At = fromMicros(at)

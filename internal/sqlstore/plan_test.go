@@ -53,6 +53,8 @@ func TestPlans(t *testing.T) {
 		updateSandbox:     "sqlite_autoindex_sandboxes_1",
 		apiKeyByID:        "PRIMARY KEY",
 		tenantBalance:     "PRIMARY KEY",
+		keySpend:          "spent USING INDEX spent_key (key_id=? AND day",
+		tenantSpend:       "spent USING PRIMARY KEY (tenant=? AND day",
 
 		extensionRoom: "COVERING INDEX sandboxes_room_extension",
 		profileRoom:   "COVERING INDEX sandboxes_room_profile",

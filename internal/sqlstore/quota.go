@@ -24,6 +24,14 @@ THEN data ->> '$.spec.image' END)`,
 	}
 )
 
+// tenantSpend is what was charged to a tenant in a period, and what is on hold now.
+const tenantSpend = `SELECT coalesce((SELECT sum(amount) FROM open_holds WHERE tenant = ?), 0) +
+coalesce((SELECT sum(amount) FROM spent WHERE tenant = ? AND day >= ? AND day < ?), 0)`
+
+// keySpend is the same of an API key.
+const keySpend = `SELECT coalesce((SELECT sum(amount) FROM open_holds WHERE key_id = ? AND key_id <> ''), 0) +
+coalesce((SELECT sum(amount) FROM spent WHERE key_id = ? AND key_id <> '' AND day >= ? AND day < ?), 0)`
+
 // quotaUseQuery returns the query for one tenant's use of one resource. The expression over
 // tenant keeps the planner from the index of all that a tenant ever had.
 func quotaUseQuery(r sandboxer.Resource) string {
@@ -43,12 +51,15 @@ func (t *tx) quotaUse(q *sandboxer.TenantQuota) (sandboxer.Amounts, error) {
 	}
 	out := sandboxer.Amounts{}
 	for r := range q.Quota {
-		query := quotaUseQuery(r)
+		query, args := quotaUseQuery(r), []any{q.Tenant}
+		if from, until, spends := r.Period(q.At); spends {
+			query, args = tenantSpend, []any{q.Tenant, q.Tenant, dayOf(from), dayOf(until)}
+		}
 		if query == "" {
 			continue
 		}
 		var n int64
-		if _, err := t.row(query, []any{q.Tenant}, &n); err != nil {
+		if _, err := t.row(query, args, &n); err != nil {
 			return nil, err
 		}
 		out[r] = n
@@ -63,12 +74,22 @@ func (s *Store) QuotaUse(ctx context.Context, q sandboxer.QuotaUseQuery) (items 
 	if q.Tenant != "" {
 		all[q.Tenant] = sandboxer.Amounts{}
 	}
-	for _, of := range []struct {
-		table, live string
-		sums        map[sandboxer.Resource]string
-	}{{"sandboxes", "state <> 'terminated'", sandboxSums}, {"snapshots", "state <> 'dropped'", snapshotSums}} {
+	type source struct {
+		table, counts string
+		args          []any
+		sums          map[sandboxer.Resource]string
+	}
+	sources := []source{{"sandboxes", "state <> 'terminated'", nil, sandboxSums}, {"snapshots", "state <> 'dropped'", nil, snapshotSums}}
+	for _, r := range sandboxer.Resources() {
+		if from, until, spends := r.Period(q.At); spends {
+			sum := map[sandboxer.Resource]string{r: "sum(amount)"}
+			sources = append(sources, source{"open_holds", "amount <> 0", nil, sum},
+				source{"spent", "day >= ? AND day < ?", []any{dayOf(from), dayOf(until)}, sum})
+		}
+	}
+	for _, of := range sources {
 		var f filter
-		f.add(of.live)
+		f.add(of.counts, of.args...)
 		f.add("tenant <> ''") // a pooled sandbox has no tenant
 		if q.Tenant != "" {
 			f.add("tenant || '' = ?", q.Tenant)
@@ -100,7 +121,7 @@ func (s *Store) QuotaUse(ctx context.Context, q sandboxer.QuotaUseQuery) (items 
 				all[tenant] = u
 			}
 			for i, r := range rs {
-				u[r] = ns[i]
+				u[r] += ns[i]
 			}
 			return nil
 		})
@@ -109,11 +130,10 @@ func (s *Store) QuotaUse(ctx context.Context, q sandboxer.QuotaUseQuery) (items 
 		}
 	}
 	for tenant, u := range all {
-		for r := range sandboxSums {
-			u[r] += 0
-		}
-		for r := range snapshotSums {
-			u[r] += 0
+		for _, of := range sources {
+			for r := range of.sums {
+				u[r] += 0
+			}
 		}
 		items = append(items, sandboxer.QuotaUse{Tenant: tenant, Used: u})
 	}

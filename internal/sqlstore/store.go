@@ -117,7 +117,7 @@ func (s *Store) commit(ctx context.Context, grows bool, do func(*tx) error, w sa
 		if w.Quota != nil {
 			after, err := t.quotaUse(w.Quota)
 			if err == nil {
-				err = w.Quota.Quota.Check(w.Quota.Tenant, before, after)
+				err = w.Quota.Check(before, after)
 			}
 			if err != nil {
 				return err

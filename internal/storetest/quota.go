@@ -27,7 +27,7 @@ func (s *suite) used(tenant string) sandboxer.Amounts {
 }
 
 func quotaUse(s *suite) {
-	none := sandboxer.Amounts{sandboxer.QuotaSandboxes: 0, sandboxer.QuotaDisk: 0, sandboxer.QuotaImages: 0, sandboxer.QuotaSnapshots: 0, sandboxer.QuotaSnapshotBytes: 0}
+	none := sandboxer.Amounts{sandboxer.QuotaSandboxes: 0, sandboxer.QuotaDisk: 0, sandboxer.QuotaImages: 0, sandboxer.QuotaSnapshots: 0, sandboxer.QuotaSnapshotBytes: 0, sandboxer.QuotaSpendMonth: 0, sandboxer.QuotaSpendDay: 0}
 	s.same("no sandbox", s.used("acme"), none)
 	a := s.create("a", 1, disk("acme", 10, "base"))
 	b := s.create("b", 1, disk("acme", 20, "one"))
@@ -40,7 +40,8 @@ func quotaUse(s *suite) {
 	}))
 	s.put(snapshot("s2", func(r *sandboxer.SnapshotRecord) { r.Purpose = sandboxer.ForPause }))
 	s.put(snapshot("s3", func(r *sandboxer.SnapshotRecord) { r.Tenant, r.Native.Bytes = "zoo", 5 }))
-	full := sandboxer.Amounts{sandboxer.QuotaSandboxes: 4, sandboxer.QuotaDisk: 60, sandboxer.QuotaImages: 2, sandboxer.QuotaSnapshots: 2, sandboxer.QuotaSnapshotBytes: 1100}
+	full := sandboxer.Amounts{sandboxer.QuotaSandboxes: 4, sandboxer.QuotaDisk: 60, sandboxer.QuotaImages: 2, sandboxer.QuotaSnapshots: 2, sandboxer.QuotaSnapshotBytes: 1100,
+		sandboxer.QuotaSpendMonth: 0, sandboxer.QuotaSpendDay: 0}
 	s.same("acme", s.used("acme"), full)
 
 	items, next, err := s.QuotaUse(s.ctx, sandboxer.QuotaUseQuery{Limit: 2})
@@ -65,7 +66,7 @@ func quotaUse(s *suite) {
 	snap.State = sandboxer.SnapshotDropped
 	s.put(snap)
 	s.same("after the end", s.used("acme"), sandboxer.Amounts{sandboxer.QuotaSandboxes: 2, sandboxer.QuotaDisk: 30, sandboxer.QuotaImages: 2,
-		sandboxer.QuotaSnapshots: 1, sandboxer.QuotaSnapshotBytes: 0})
+		sandboxer.QuotaSnapshots: 1, sandboxer.QuotaSnapshotBytes: 0, sandboxer.QuotaSpendMonth: 0, sandboxer.QuotaSpendDay: 0})
 }
 
 func quotaWritesNothing(s *suite) {
