@@ -52,6 +52,10 @@ var pages = []page{
 		before: map[string]string{"sandboxer serve": "sandboxer down"},
 		typing: map[string][]typed{"sandboxer serve": {{when: `listening|serving`, text: interrupt}}},
 	},
+	{
+		name: "docs/how-to/quotas.md", users: []string{"dev"}, dir: "project",
+		setup: "mkdir -p $config; cp $PAGE/1.yaml $config/quotas.yaml; sandboxer up",
+	},
 	{name: "docs/how-to/limit-egress.md", users: both, dir: "project", setup: "sandboxer create --profile local-public --name 7k2mq0xa"},
 	{name: "docs/how-to/snapshot-and-fork.md", users: both, dir: "project", setup: "sandboxer create --name box"},
 	{
