@@ -215,7 +215,7 @@ func TestRun(t *testing.T) {
 	}
 	lock.Release()
 	ended := make(chan error, 1)
-	go func() { ended <- run(t.Context(), dir, 2*time.Second) }()
+	go func() { ended <- run(t.Context(), dir, 30*time.Second) }()
 	running(t, dir)
 	if err := os.RemoveAll(dir); err != nil {
 		t.Fatal(err)
