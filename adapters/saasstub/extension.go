@@ -174,6 +174,10 @@ func (x *extension) Capacity(ctx context.Context, host string) (sandboxer.HostCa
 // nameOf is the name of a snapshot at the service. We choose it, so a repeated request finds what the first one saved.
 func (x *extension) nameOf(id string) string { return x.Env.Owner + "." + id }
 
+func (x *extension) snapshotAt(id string) string {
+	return "/v1/snapshots/" + url.PathEscape(x.nameOf(id))
+}
+
 // receipt is the metadata of a snapshot; the service saves nothing else.
 func receipt(s service.Snapshot) sandboxer.Snapshot {
 	return sandboxer.Snapshot{SnapshotID: s.Tags[tagSnapshot], Bytes: int64(len(s.Note)), Quiesced: true}
@@ -187,7 +191,7 @@ func (x *extension) Snapshot(ctx context.Context, h sandboxer.Handle, id string)
 	}
 	tags := map[string]string{tagSnapshot: id, tagOwner: x.Env.Owner}
 	maps.Copy(tags, o.Tags)
-	s, err := call[service.Snapshot](ctx, x, http.MethodPut, "/v1/snapshots/"+x.nameOf(id), service.Save{Ref: o.Ref, Tags: tags})
+	s, err := call[service.Snapshot](ctx, x, http.MethodPut, x.snapshotAt(id), service.Save{Ref: o.Ref, Tags: tags})
 	return receipt(s), err
 }
 
@@ -198,7 +202,7 @@ func (x *extension) RestoreFromSnapshot(ctx context.Context, spec sandboxer.Spec
 
 // DropSnapshot implements sandboxer.Snapshotter.
 func (x *extension) DropSnapshot(ctx context.Context, s sandboxer.Snapshot) error {
-	_, err := call[service.Snapshot](ctx, x, http.MethodDelete, "/v1/snapshots/"+x.nameOf(s.SnapshotID), nil)
+	_, err := call[service.Snapshot](ctx, x, http.MethodDelete, x.snapshotAt(s.SnapshotID), nil)
 	if sandboxer.KindOf(err) == sandboxer.NotFound {
 		return nil
 	}

@@ -68,12 +68,14 @@ const (
 	maxAfter   = time.Hour        // of what it says when to try again
 )
 
-// Call sends one request with body as JSON, and reads the answer. Kinds: those of c.Refusals, with Error.Untouched set;
+// Call sends one request, with body as JSON unless it is nil, and reads the answer. Kinds: those of c.Refusals, with Error.Untouched set;
 // Unavailable if there is no answer, or another one. An answer takes ten seconds at most.
 func Call[T any](ctx context.Context, c *Client, method, path string, body any) (out T, err error) {
-	data, err := json.Marshal(body)
-	if err != nil {
-		return out, err
+	var data []byte
+	if body != nil { // some services refuse a question with one
+		if data, err = json.Marshal(body); err != nil {
+			return out, err
+		}
 	}
 	bounded, cancel := context.WithTimeout(ctx, answerTime)
 	defer cancel()
@@ -81,7 +83,9 @@ func Call[T any](ctx context.Context, c *Client, method, path string, body any) 
 	if err != nil {
 		return out, err
 	}
-	req.Header.Set("Content-Type", "application/json")
+	if body != nil {
+		req.Header.Set("Content-Type", "application/json")
+	}
 	if c.Token != "" {
 		req.Header.Set("Authorization", "Bearer "+string(c.Token))
 	}

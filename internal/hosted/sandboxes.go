@@ -106,6 +106,9 @@ func (s *Sandboxes) note(ctx context.Context, h sandboxer.Handle, a attempt) err
 	return s.Env.Notes.Put(ctx, noteOf(h), data)
 }
 
+// makeTime bounds a create with the look for what it made, whatever the service does.
+const makeTime = time.Minute
+
 // Make makes the sandbox of spec by create, which gets its tags, or finds it. It is idempotent as Provision is. Kinds: those
 // of create; Unavailable while it is not known whether an earlier create made something.
 func (s *Sandboxes) Make(ctx context.Context, spec sandboxer.Spec, create func(ctx context.Context, tags map[string]string) (Object, error)) (none sandboxer.Handle, err error) {
@@ -117,14 +120,15 @@ func (s *Sandboxes) Make(ctx context.Context, spec sandboxer.Spec, create func(c
 		return none, err
 	}
 	defer unlock()
-	// Each request is bounded. Its effect must not come after the teardown that follows when the caller leaves.
-	ctx = context.WithoutCancel(ctx)
 	h := sandboxer.Handle{SandboxID: spec.ID, Generation: spec.Generation}
 	o, err := s.Find(ctx, h)
 	if sandboxer.KindOf(err) != sandboxer.NotFound {
 		h.Ref = o.Ref
 		return h, err
 	}
+	// From here on the caller's end changes nothing: no effect may come after the teardown that follows it.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), makeTime)
+	defer cancel()
 	a := attempt{At: time.Now()}
 	if err := s.note(ctx, h, a); err != nil {
 		return none, err

@@ -246,6 +246,7 @@ func (l Launcher) log() string {
 		return err.Error()
 	}
 	defer f.Close()
-	data, _ := io.ReadAll(io.LimitReader(f, 1000))
-	return capture.Text(string(data), 1000)
+	end := &capture.Last{Max: 1000}
+	_, _ = io.Copy(end, f)
+	return capture.Text(end.String(), 1000)
 }

@@ -28,6 +28,8 @@ type server struct {
 	mu    sync.Mutex
 	state *state
 	idle  time.Time // since when there is no sandbox; zero if there is one
+	// broken: the state could not be written last time.
+	broken bool
 }
 
 func newServer(dir string, now func() time.Time) (*server, error) {
@@ -141,11 +143,14 @@ func (s *server) serve(w http.ResponseWriter, r *http.Request, f func(*request) 
 		out, err = f(q)
 	}
 	if q.changed {
-		if werr := s.state.write(s.dir); werr != nil && err == nil {
-			// It is not sure to be there for the next process: the answer is unknown, as after a crash.
-			fmt.Fprintln(os.Stderr, werr)
+		werr := s.state.write(s.dir)
+		if werr != nil && err == nil { // it is not sure to be there for the next process: the answer is unknown, as after a crash
 			lost = true
 		}
+		if werr != nil && !s.broken { // told once: the log has no other bound
+			fmt.Fprintln(os.Stderr, werr)
+		}
+		s.broken = werr != nil
 	}
 	s.mu.Unlock()
 	switch {
@@ -172,7 +177,7 @@ func answer(w http.ResponseWriter, out any, err error) {
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(out) // whoever asked may have left
+	_ = json.NewEncoder(w).Encode(out) // the client may have left
 }
 
 // read decodes the body.

@@ -264,3 +264,14 @@ func TestDamagedState(t *testing.T) {
 func TestFormOfState(t *testing.T) {
 	compattest.CheckForm(t, "saas-stub-state", compattest.Shape("1", state{}))
 }
+
+// What the service wrote last says why it ended.
+func TestLogEnd(t *testing.T) {
+	l := Launcher{t.TempDir()}
+	if err := os.WriteFile(filepath.Join(l.Dir, logFile), []byte(strings.Repeat("earlier\n", 1000)+"the cause"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got := l.log(); !strings.HasSuffix(got, "the cause") {
+		t.Errorf("the end of the log is %q", got)
+	}
+}
