@@ -390,9 +390,9 @@ func (c *creation) checkBackend(ctx context.Context, sb *sandboxer.Sandbox) (*ba
 // explainCreateError says why a record could not be made in words of the request.
 func (c *creation) explainCreateError(ctx context.Context, sb *sandboxer.Sandbox, err error) error {
 	switch {
-	case isKind(err, sandboxer.NoCredit):
+	case cannotPay(err):
 		have, berr := c.m.store.Balance(ctx, c.Tenant)
-		if berr != nil || have >= sb.Quote.Amount { // it is the bound of what may be spent
+		if berr != nil {
 			return err
 		}
 		return sandboxer.E(sandboxer.NoCredit, err, "it costs up to %s credits for %s, and %s has %s", sb.Quote.Amount, c.TTL, c.Tenant, have).

@@ -30,6 +30,12 @@ func hold(ctx context.Context, sb *sandboxer.Sandbox, what string, amount sandbo
 	return e
 }
 
+// cannotPay reports whether err is the store's word that a balance does not cover a hold. Every other NoCredit is about a
+// bound, and says itself what to do (HintOf).
+func cannotPay(err error) bool {
+	return isKind(err, sandboxer.NoCredit) && sandboxer.HintOf(err) == ""
+}
+
 // holdMore adds a hold to w: the price of a life of sb, without the time that it is paused, less what
 // is on hold already. A shorter life changes nothing. The tenant must be able to
 // pay for it (NoCredit of the store).

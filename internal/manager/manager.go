@@ -181,10 +181,6 @@ func New(store sandboxer.Store, profiles []sandboxer.Profile, exts []Extension, 
 	if err != nil {
 		return nil, err
 	}
-	secret, err := Secrets(store, opts.Key)
-	if err != nil {
-		return nil, err
-	}
 	if opts.History != 0 && opts.History < keepKeys {
 		return nil, sandboxer.E(sandboxer.Invalid, nil, "a history of %s is too short: want %s or more, because a repeated request gets the same answer for that time", opts.History, keepKeys)
 	}
@@ -195,7 +191,7 @@ func New(store sandboxer.Store, profiles []sandboxer.Profile, exts []Extension, 
 		opts:              opts,
 		log:               opts.Log,
 		seal:              seal,
-		secret:            secret,
+		secret:            seal.secrets(store),
 		started:           now,
 		sweepDue:          make(chan struct{}, 1),
 		poolsDue:          make(chan struct{}, 1),

@@ -89,25 +89,44 @@ func TestOnCost(t *testing.T) {
 	}
 }
 
-// TestResumeOverspent: one that has used up its hold is resumed only if more can be put on hold.
+// TestResumeOverspent: one that has used up its hold is resumed only if more can be put on hold, and the refusal says what
+// is in the way.
 func TestResumeOverspent(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		r := newRig(t, func(s *setup) {
-			s.fake = fake.Config{PerHour: 120_000, MeterPerHour: 360_000, BillsAfter: 1}
-			s.profiles[0].OnCost, s.profiles[0].MaxPaused = sandboxer.CostPause, 2*time.Hour
-			s.opts.SweepEvery = time.Minute
+	for name, c := range map[string]struct {
+		credits, most sandboxer.Credits
+		why           string
+	}{
+		"without credits":  {150_000, 0, "cannot pay for more time"},
+		"above its bound":  {10_000_000, 130_000, "its request allows 0.13"},
+		"both":             {150_000, 130_000, "its request allows 0.13"},
+		"more credits now": {10_000_000, 0, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := newRig(t, func(s *setup) {
+					s.fake = fake.Config{PerHour: 120_000, MeterPerHour: 360_000, BillsAfter: 1}
+					s.profiles[0].OnCost, s.profiles[0].MaxPaused = sandboxer.CostPause, 2*time.Hour
+					s.opts.SweepEvery = time.Minute
+				})
+				if err := r.Grant(admin, sandboxer.DefaultTenant, c.credits, "", ""); err != nil {
+					t.Fatal(err)
+				}
+				sb := r.create(sandboxer.CreateRequest{TTL: time.Hour, MaxCost: c.most})
+				time.Sleep(26 * time.Minute)
+				synctest.Wait()
+				_, err := r.Resume(acme, sb.ID, ResumeRequest{})
+				want := sandboxer.Running
+				if c.why != "" {
+					wantErr(t, err, sandboxer.NoCredit, c.why)
+					want = sandboxer.Paused
+				} else if err != nil {
+					t.Error(err)
+				}
+				if sb = r.get(sb.ID); sb.State != want {
+					t.Errorf("it is %s; want %s", sb.State, want)
+				}
+				r.sound(len(r.world.Live()))
+			})
 		})
-		if err := r.Grant(admin, sandboxer.DefaultTenant, 150_000, "", ""); err != nil {
-			t.Fatal(err)
-		}
-		sb := r.create(sandboxer.CreateRequest{TTL: time.Hour})
-		time.Sleep(26 * time.Minute)
-		synctest.Wait()
-		_, err := r.Resume(acme, sb.ID, ResumeRequest{})
-		wantErr(t, err, sandboxer.NoCredit, "credits")
-		if sb = r.get(sb.ID); sb.State != sandboxer.Paused {
-			t.Errorf("it is %s", sb.State)
-		}
-		r.sound(len(r.world.Live()))
-	})
+	}
 }

@@ -112,7 +112,8 @@ func (wk work) beginResume(ctx context.Context, ttl time.Duration) (*sandboxer.S
 				}
 				holdMore(ctx, sb, w, ran+left)
 				if lifecycle.IsOverspent(sb) && !holdCost(ctx, sb, w) {
-					return sandboxer.E(sandboxer.NoCredit, nil, "it has cost %s, and its request allows %s", sb.Usage.Cost, sb.MaxCost)
+					return sandboxer.E(sandboxer.NoCredit, nil, "it has cost %s, and its request allows %s", sb.Usage.Cost, sb.MaxCost).
+						WithHint("create another one that may cost more (--max-cost), or destroy it")
 				}
 				sb.Pause.Left = left
 				sb.Reason = sandboxer.ReasonRequested
@@ -135,14 +136,14 @@ func (wk work) beginResume(ctx context.Context, ttl time.Duration) (*sandboxer.S
 	} else {
 		err = wk.j.withRoom(ctx, roomRequest{extension: wk.sb.Extension, profile: wk.sb.Profile, tenant: wk.sb.Tenant}, resume)
 	}
-	if err != nil {
-		if isKind(err, sandboxer.NoCredit) {
-			why, hint := "its tenant cannot pay for more time", "ask an administrator for credits, or resume it for a shorter time (--ttl)"
-			if own := sandboxer.HintOf(err); own != "" {
-				why, hint = sandboxer.Message(err), own
-			}
-			err = sandboxer.E(sandboxer.NoCredit, err, "sandbox %s cannot be resumed: %s", wk.sb.Shown(), why).WithHint("%s", hint)
-		}
+	switch {
+	case err == nil:
+	case cannotPay(err):
+		return nil, sandboxer.E(sandboxer.NoCredit, err, "sandbox %s cannot be resumed: its tenant cannot pay for more time", wk.sb.Shown()).
+			WithHint("ask an administrator for credits, or resume it for a shorter time (--ttl)")
+	case isKind(err, sandboxer.NoCredit):
+		return nil, sandboxer.E(sandboxer.NoCredit, err, "sandbox %s cannot be resumed: %s", wk.sb.Shown(), sandboxer.Message(err)).WithHint("%s", sandboxer.HintOf(err))
+	default:
 		return nil, err
 	}
 	return wk.build(ctx)

@@ -23,6 +23,11 @@ func Secrets(store sandboxer.Store, key []byte) (SecretReader, error) {
 	if err != nil {
 		return nil, err
 	}
+	return s.secrets(store), nil
+}
+
+// secrets returns the reader of the secrets in store.
+func (s sealer) secrets(store sandboxer.Store) SecretReader {
 	return func(ctx context.Context, ref sandboxer.SecretRef) (sandboxer.Secret, error) {
 		rec, err := store.Secret(ctx, ref)
 		if err != nil {
@@ -34,7 +39,7 @@ func Secrets(store sandboxer.Store, key []byte) (SecretReader, error) {
 				WithHint("the installation's key was replaced; set the secret once more")
 		}
 		return sandboxer.Secret(plain), nil
-	}, nil
+	}
 }
 
 // secretOwner returns the tenant whose secrets the caller means: its own, or the operator's, which are an
