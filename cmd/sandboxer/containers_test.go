@@ -26,8 +26,9 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/engine/enginetest"
 )
 
-// What takes long runs in part, and whole with SANDBOXER_TEST_WHOLE=1.
-var whole = os.Getenv("SANDBOXER_TEST_WHOLE") != ""
+// What takes long runs in part, and whole with SANDBOXER_TEST_WHOLE=1. It is read
+// while a test runs: the cache of go test does not see what is read before.
+func whole() bool { return os.Getenv("SANDBOXER_TEST_WHOLE") != "" }
 
 // containersEngine is for who does not kill it.
 var containersEngine enginetest.Docker
@@ -391,7 +392,7 @@ func TestContainersKilled(t *testing.T) {
 				id, here := fmt.Sprintf("box-%d", round), 0
 				for i, p := range life {
 					n, after := round/2+1, round%2 == 1
-					if !whole { // each phase at another step, and of the other installation on the other side
+					if !whole() { // each phase at another step, and of the other installation on the other side
 						n, after = 1+i%3, (i+which)%2 == 1
 					}
 					what := r.amid(p, id, n, after, r.kill)
@@ -405,7 +406,7 @@ func TestContainersKilled(t *testing.T) {
 				}
 				r.sound()
 				kills += here
-				if here == 0 || !whole && round == 0 {
+				if here == 0 || !whole() && round == 0 {
 					break
 				}
 			}
@@ -468,11 +469,11 @@ func TestContainersEngineKilled(t *testing.T) {
 		return err
 	}}
 	steps := 100
-	if !whole {
+	if !whole() {
 		steps = 1
 	}
 	for n := range steps {
-		if whole {
+		if whole() {
 			n++
 		} else {
 			n = 3 // the start of the container
@@ -480,7 +481,7 @@ func TestContainersEngineKilled(t *testing.T) {
 		here := 0
 		for _, after := range []bool{false, true} {
 			for _, both := range []bool{false, true} {
-				if !whole && !(after && both) {
+				if !whole() && !(after && both) {
 					continue
 				}
 				id := fmt.Sprintf("new-%d-%t-%t", n, after, both)
@@ -491,7 +492,7 @@ func TestContainersEngineKilled(t *testing.T) {
 				}
 				again(id)
 				n, both := n, both
-				if !whole {
+				if !whole() {
 					n, both = 1, !both // it has no more
 				}
 				if what = r.amid(teardown, id, n, after, kill[both]); what != "" {
@@ -506,7 +507,7 @@ func TestContainersEngineKilled(t *testing.T) {
 		}
 	}
 	for _, both := range []bool{false, true} {
-		if both && !whole {
+		if both && !whole() {
 			break
 		}
 		id := fmt.Sprintf("busy-%t", both)
@@ -556,7 +557,7 @@ func TestContainersLives(t *testing.T) {
 	t.Parallel()
 	r := newContainersRig(t, &containersEngine)
 	n := 20
-	if whole {
+	if whole() {
 		n = 1000
 	}
 	lives := func(n int) {
@@ -655,7 +656,7 @@ func TestContainersRaces(t *testing.T) {
 	t.Parallel()
 	r := newContainersRig(t, &containersEngine)
 	rounds := 3
-	if whole {
+	if whole() {
 		rounds = 100
 	}
 	// all runs n calls at once.
@@ -770,7 +771,7 @@ func TestContainersRaces(t *testing.T) {
 
 	// Who comes at the moment in which an idle sandbox is paused has it go on.
 	boxes := 2
-	if whole {
+	if whole() {
 		boxes, rounds = 10, 10
 	}
 	all(boxes, func(i int) {

@@ -228,7 +228,7 @@ func TestContainersKilledInUse(t *testing.T) {
 	}
 	for _, frozen := range []bool{false, true} {
 		r.inUse(id, uses, frozen)
-		if whole {
+		if whole() {
 			for _, u := range uses {
 				r.inUse(id, []use{u}, frozen)
 			}
