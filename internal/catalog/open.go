@@ -95,7 +95,7 @@ func (d *decoder) wrong(err error) {
 	d.fault(at, "", "%s", msg)
 }
 
-var secretPattern = lazyRegexp(`^\$\{(?:env:[A-Za-z_][A-Za-z0-9_]*|file:/[^}]+|secret:[A-Za-z0-9][A-Za-z0-9._-]{0,63})\}$`)
+var secretPattern = lazyRegexp(`^\$\{(?:env:[A-Za-z_][A-Za-z0-9_]*|file:/[^}]+|secret:` + secretNamePattern + `)\}$`)
 
 // A secrets returns the operator's secret of that name from the database; nil where there is no database.
 type secrets func(name string) (sandboxer.Secret, error)

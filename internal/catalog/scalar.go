@@ -274,6 +274,9 @@ func (f format) matches(s string) bool {
 	return f.pattern.MatchString(s) && (f.check == nil || f.check(s))
 }
 
+// secretNamePattern is what sandboxer.CheckSecretName takes, for schemas.
+const secretNamePattern = `[A-Za-z0-9][A-Za-z0-9._-]{0,63}`
+
 var formats = map[string]format{
 	"extension": {want: `an extension ID such as "ext.local"`, prefix: extPrefix,
 		pattern: lazyRegexp(`^ext\.[a-z0-9](?:[a-z0-9-]{0,46}[a-z0-9])?$`)},
@@ -288,7 +291,7 @@ var formats = map[string]format{
 	"label": {want: "1 to 128 letters, digits and . _ - /, beginning with a letter or digit",
 		pattern: lazyRegexp(`^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$`)},
 	"secret": {want: "1 to 64 letters, digits and . _ -, beginning with a letter or digit",
-		pattern: lazyRegexp(`^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`), check: func(s string) bool { return sandboxer.CheckSecretName(s) == nil }},
+		pattern: lazyRegexp(`^` + secretNamePattern + `$`), check: func(s string) bool { return sandboxer.CheckSecretName(s) == nil }},
 	"user": {want: `a user such as "app", "1000" or "1000:1000"`,
 		pattern: lazyRegexp(`^(?:[a-z_][a-z0-9_.-]{0,31}|[0-9]{1,10}(?::[0-9]{1,10})?)$`)},
 	"image": {want: "the name of an image, without spaces",

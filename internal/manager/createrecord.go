@@ -12,6 +12,7 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/backend"
 	"github.com/sand-boxer/sandboxer/internal/events"
 	"github.com/sand-boxer/sandboxer/internal/lifecycle"
+	"github.com/sand-boxer/sandboxer/internal/spec"
 )
 
 // createOrShare makes the sandbox of a chosen ID, or shares the existing one.
@@ -334,8 +335,7 @@ func (c *creation) price(ctx context.Context, sb *sandboxer.Sandbox) error {
 	}
 	sb.Quote = c.asked.quote
 	if c.MaxCost > 0 && sb.Quote.Amount > c.MaxCost {
-		return sandboxer.E(sandboxer.NoCredit, nil, "it would cost up to %s credits for %s, more than the %s you allow", sb.Quote.Amount, c.TTL, c.MaxCost).
-			WithHint("allow more, or ask for a shorter time to live")
+		return spec.OverMaxCost(sb.Quote.Amount, c.TTL, c.MaxCost)
 	}
 	return nil
 }

@@ -32,8 +32,8 @@ var units = map[sandboxer.PriceUnit]struct {
 }
 
 // Quote returns the price of the uses for the time d. The sum is exact, and is rounded up once, at its end, to a
-// millionth of a credit. The quote keeps the rows. A minimum counts in the amount, not in the rates. Kinds: NotFound if the book lacks a row, Invalid for a negative
-// amount or a sum beyond the range of Credits.
+// millionth of a credit. The quote keeps the rows. A minimum counts in the amount, not in the rates. Kinds: NotFound if
+// the book lacks a row, Invalid for a negative amount or a sum beyond the range of Credits.
 func Quote(book []sandboxer.PriceRow, provider string, uses []Use, d time.Duration) (*sandboxer.MeterQuote, error) {
 	q := &sandboxer.MeterQuote{Duration: d}
 	sum, setup, hour := new(big.Rat), new(big.Rat), new(big.Rat)

@@ -232,7 +232,7 @@ func (s *Server) status(ctx context.Context, _ *none) (*reply[api.Status], error
 	return &reply[api.Status]{Body: out}, nil
 }
 
-// extensionInfos returns all extensions, whoever asks.
+// extensionInfos returns all extensions, also to a caller that may not read.
 func (s *Server) extensionInfos(ctx context.Context) []sandboxer.ExtensionInfo {
 	return s.m.Extensions(sandboxer.WithPrincipal(ctx, sandboxer.Principal{Tenant: "server", Actor: "server", Scopes: []sandboxer.Scope{sandboxer.ScopeRead}}))
 }

@@ -214,8 +214,8 @@ func order(p sandboxer.Profile, views []View) []int {
 // judge says why the candidate cannot serve what is asked: the reason, a sentence with what would change
 // it, without words of backends, and the error for a profile that has only this one. No reason: it can.
 func (v *View) judge(ask *Ask) (why sandboxer.RouteReason, detail string, err error) {
-	if why, detail, err = v.suits(); why != "" {
-		return why, detail, err
+	if why, text, detail := v.suits(); why != "" {
+		return why, detail, sandboxer.E(sandboxer.Unavailable, nil, "profile %s cannot be used: %s", v.Profile.ID, text)
 	}
 	if why, err = v.takes(ask); why != "" {
 		return why, plain(err), err
@@ -230,7 +230,7 @@ func (v *View) judge(ask *Ask) (why sandboxer.RouteReason, detail string, err er
 		err = sandboxer.E(sandboxer.NoCredit, nil, "its price is not known, and the request allows up to %s credits", ask.MaxCost).WithHint("leave out the bound, or have the operator set a price")
 		return sandboxer.WhyNoPrice, plain(err), err
 	case ask.MaxCost > 0 && v.Price != nil && *v.Price > ask.MaxCost:
-		err = sandboxer.E(sandboxer.NoCredit, nil, "it would cost up to %s credits for %s, more than the %s you allow", *v.Price, v.TTL, ask.MaxCost).WithHint("allow more, or ask for a shorter time to live")
+		err = OverMaxCost(*v.Price, v.TTL, ask.MaxCost)
 		return sandboxer.WhyPrice, plain(err), err
 	case v.Quota != nil:
 		return sandboxer.WhyQuota, "the tenant's quota is used up; destroy a sandbox, or ask an administrator for more", v.Quota
@@ -242,6 +242,12 @@ func (v *View) judge(ask *Ask) (why sandboxer.RouteReason, detail string, err er
 		return sandboxer.WhyFull, "it has no room now; try again when a sandbox has ended, or ask an administrator for more room", v.Full
 	}
 	return "", "", nil
+}
+
+// OverMaxCost is the error for a sandbox that costs more for its time to live than the request allows.
+func OverMaxCost(cost sandboxer.Credits, ttl time.Duration, most sandboxer.Credits) error {
+	return sandboxer.E(sandboxer.NoCredit, nil, "it would cost up to %s credits for %s, more than the %s you allow", cost, ttl, most).
+		WithHint("allow more, or ask for a shorter time to live")
 }
 
 // checkDetails are the sentences for tenants about what a backend refused.
@@ -271,8 +277,9 @@ func reasonOf(err error) sandboxer.RouteReason {
 	return sandboxer.WhyInvalid
 }
 
-// suits says why the extension cannot keep what the profile promises, whatever is requested.
-func (v *View) suits() (why sandboxer.RouteReason, detail string, err error) {
+// suits says why the extension cannot keep what the profile promises, whatever is requested: the reason, a text for
+// administrators, and what would change it, without words of backends.
+func (v *View) suits() (why sandboxer.RouteReason, text, detail string) {
 	p, id := v.Profile, v.Profile.Extension
 	var missing []string
 	for _, c := range p.Requires {
@@ -280,7 +287,6 @@ func (v *View) suits() (why sandboxer.RouteReason, detail string, err error) {
 			missing = append(missing, string(c))
 		}
 	}
-	text := ""
 	switch {
 	case v.Problem != "":
 		why, text, detail = sandboxer.WhyUnusable, fmt.Sprintf("extension %s cannot be used here: %s", id, v.Problem), "it cannot be used now; an administrator can see why"
@@ -291,9 +297,9 @@ func (v *View) suits() (why sandboxer.RouteReason, detail string, err error) {
 	case p.Isolation != "" && !slices.Contains(v.Isolation, p.Isolation):
 		why, text = sandboxer.WhyIsolation, fmt.Sprintf("extension %s does not isolate by %s (it gives %s)", id, p.Isolation, suggest.List(v.Isolation))
 	default:
-		return "", "", nil
+		return "", "", ""
 	}
-	return why, cmp.Or(detail, text+"; an administrator has to change the profile"), sandboxer.E(sandboxer.Unavailable, nil, "profile %s cannot be used: %s", p.ID, text)
+	return why, text, cmp.Or(detail, text+"; an administrator has to change the profile")
 }
 
 // takes says what of the request the candidate does not take.

@@ -6,7 +6,6 @@ package spec
 import (
 	"cmp"
 	"slices"
-	"strings"
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/backend"
@@ -112,8 +111,8 @@ func (s *Site) CheckProfile(p sandboxer.Profile) string {
 		if e.Backend == nil {
 			continue
 		}
-		if why, _, err := v.suits(); why != "" {
-			return strings.Replace(sandboxer.Message(err), " cannot be used: ", ": ", 1)
+		if why, text, _ := v.suits(); why != "" {
+			return "profile " + p.ID + ": " + text
 		}
 		if i == 0 && p.Pool.Size > 0 && !e.Backend.Can(sandboxer.CanPool) { // which holds the first
 			return "profile " + p.ID + " keeps a pool, which extension " + id + " cannot"
