@@ -106,12 +106,16 @@ func TestRoutedPrice(t *testing.T) {
 // TestRoutedElsewhere: a native snapshot is restored on its extension, a portable one on the candidate that serves
 // it; a resume stays, and is refused once the route has left the extension.
 func TestRoutedElsewhere(t *testing.T) {
-	r := routedRig(t, nil)
+	r := routedRig(t, func(s *setup) { s.opts.SnapshotStore = dirStore{t.TempDir()} })
 	sb, err := r.Create(acme, sandboxer.CreateRequest{Profile: "routed"})
 	if err != nil || sb.Extension != "ext.fake" {
 		t.Fatalf("%+v, %v", sb, err)
 	}
 	rec, err := r.Snapshot(acme, sb.ID, sandboxer.SnapshotRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	portable, err := r.Snapshot(acme, sb.ID, sandboxer.SnapshotRequest{Kind: sandboxer.SnapshotPortable})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -138,6 +142,10 @@ func TestRoutedElsewhere(t *testing.T) {
 	wantErr(t, err, sandboxer.Denied, "does not go to extension ext.fake any more")
 	_, err = r.Restore(acme, rec.ID, sandboxer.RestoreRequest{})
 	wantErr(t, err, sandboxer.Unsupported, "native to ext.fake")
+	moved, err := r.Restore(acme, portable.ID, sandboxer.RestoreRequest{})
+	if err != nil || moved.Extension != "ext.other" || moved.RestoredAs != sandboxer.SnapshotPortable || moved.Spec.Image != "large" || moved.Quote.Amount != 100_000 {
+		t.Errorf("%+v, %v; want it on ext.other, with its image and price", moved, err)
+	}
 }
 
 // TestRoutedPool: a pool holds the first candidate, and answers only requests that go there.
