@@ -17,6 +17,7 @@ import (
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/adapters/fake"
 	"github.com/sand-boxer/sandboxer/extensiontest"
+	"github.com/sand-boxer/sandboxer/internal/procs/procstest"
 )
 
 // openRemote opens the adapter on a world in another process, as a configuration
@@ -135,13 +136,7 @@ func TestConformanceOfAWorldApart(t *testing.T) {
 		}
 	}
 	h.Hang = func(t *testing.T, _ sandboxer.Handle) func() {
-		signal := func(s syscall.Signal) {
-			if err := world.Signal(s); err != nil {
-				t.Error(err)
-			}
-		}
-		signal(syscall.SIGSTOP)
-		return func() { signal(syscall.SIGCONT) }
+		return procstest.Stop(t, world.Pid)
 	}
 	extensiontest.RunWire(t, h)
 	if faults := fake.Audit(readLog(t, log), true); len(faults) > 0 {
@@ -294,10 +289,7 @@ func TestRemoteStopsInBetween(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer e.Close()
-	if err := p.Signal(syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
-	defer p.Signal(syscall.SIGCONT)
+	defer procstest.Stop(t, p.Pid)()
 	if _, err := e.Provision(t.Context(), specOf("a")); sandboxer.KindOf(err) != sandboxer.Unavailable {
 		t.Errorf("Provision: %v; want unavailable", err)
 	}

@@ -393,53 +393,69 @@ func (e *extension) skeletonInUse(digest string) bool {
 // together with the threads and programs they start (docs/design/adr/0013-first-thread.md).
 func init() { runtime.LockOSThread() }
 
-// prepareProcess adjusts process-wide state that gVisor's library reads. Two engines
-// may be open at a time (tests do), so it counts.
-func prepareProcess(runnerPath, nullPath string) (release func(), err error) {
+// prepareProcess adjusts process-wide state that gVisor's library reads. The first open engine sets it and the last one
+// resets it: in between, sandboxes that start read it.
+func prepareProcess(runner, nullPath string) (release func(), err error) {
 	process.mu.Lock()
 	defer process.mu.Unlock()
-	runners, err := openHigh(runnerPath)
-	if err != nil {
-		return nil, err
+	switch {
+	case process.users == 0:
+		if err := process.prepare(runner, nullPath); err != nil {
+			return nil, err
+		}
+	case process.runner != runner:
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "one process has one runner: another extension has opened %s, and this one wants %s", process.runner, runner).
+			WithHint("give both extensions the same runner in their files")
 	}
+	process.users++
+	return func() {
+		process.mu.Lock()
+		defer process.mu.Unlock()
+		if process.users--; process.users == 0 {
+			process.reset()
+		}
+	}, nil
+}
+
+// process is state of the process, not of an engine: gVisor's library reads globals.
+var process processState
+
+type processState struct {
+	mu      sync.Mutex
+	users   int
+	runner  string // path of the program
+	stdio   []*os.File
+	runners []*os.File // descriptors of openHigh
+}
+
+func (p *processState) prepare(runner, nullPath string) error {
+	runners, err := openHigh(runner)
+	if err != nil {
+		return err
+	}
+	null, err := openNull(nullPath)
+	if err != nil {
+		closeFiles(runners)
+		return err
+	}
+	p.runner, p.runners = runner, runners
 	// Children change to other users before they start the program. Such a user may not be
 	// able to reach its path (/root/go/bin); an open file needs no path.
 	specutils.ExePath = fmt.Sprintf("/proc/self/fd/%d", runners[len(runners)-1].Fd())
 	log.SetTarget(log.GoogleEmitter{Writer: &log.Writer{Next: io.Discard}})
 	log.SetLevel(log.Warning)
-	if process.users == 0 {
-		null, err := openNull(nullPath)
-		if err != nil {
-			closeFiles(runners)
-			return nil, err
-		}
-		// gVisor gives a sandbox's first process the globals os.Stdin, os.Stdout and
-		// os.Stderr.
-		process.stdio = []*os.File{os.Stdin, os.Stdout, os.Stderr}
-		os.Stdin, os.Stdout, os.Stderr = null, null, null
-	}
-	process.runners = append(process.runners, runners...)
-	process.users++
-	return func() {
-		process.mu.Lock()
-		defer process.mu.Unlock()
-		if process.users--; process.users > 0 {
-			return
-		}
-		null := os.Stdin
-		os.Stdin, os.Stdout, os.Stderr = process.stdio[0], process.stdio[1], process.stdio[2]
-		null.Close()
-		closeFiles(process.runners)
-		process.runners = nil
-	}, nil
+	// gVisor gives a sandbox's first process the globals os.Stdin, os.Stdout and os.Stderr.
+	p.stdio = []*os.File{os.Stdin, os.Stdout, os.Stderr}
+	os.Stdin, os.Stdout, os.Stderr = null, null, null
+	return nil
 }
 
-// process is state of the process, not of an engine: gVisor's library reads globals.
-var process struct {
-	mu      sync.Mutex
-	users   int
-	stdio   []*os.File
-	runners []*os.File
+func (p *processState) reset() {
+	null := os.Stdin
+	os.Stdin, os.Stdout, os.Stderr = p.stdio[0], p.stdio[1], p.stdio[2]
+	null.Close()
+	closeFiles(p.runners)
+	p.runners = nil
 }
 
 // openHigh opens a program under a descriptor number that os/exec does not use for a child's files:

@@ -17,29 +17,13 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/procs"
+	"github.com/sand-boxer/sandboxer/internal/procs/procstest"
 )
 
 // halt stops the kernel of h's sandbox, until the test ends or goOn is called.
 func halt(t *testing.T, b *liveSandbox) (goOn func()) {
 	t.Helper()
-	return haltProcess(t, b.pid)
-}
-
-func haltProcess(t *testing.T, pid int) (goOn func()) {
-	t.Helper()
-	goOn = sync.OnceFunc(func() { _ = unix.Kill(pid, unix.SIGCONT) })
-	t.Cleanup(goOn)
-	if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
-	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
-		if f, err := procs.Stat(pid); err == nil && len(f) > 0 && f[0] == "T" {
-			return goOn
-		}
-		if time.Now().After(end) {
-			t.Fatal("it does not stop")
-		}
-	}
+	return procstest.Stop(t, b.pid)
 }
 
 // hasty makes the sandbox of h count as unresponsive soon.
@@ -93,7 +77,7 @@ func TestTimeCountsWithoutFiles(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer haltProcess(t, int(b.c.GoferPid.Load()))()
+	defer procstest.Stop(t, int(b.c.GoferPid.Load()))()
 	b.killers <- struct{}{} // as if a program that ends commands waited for its file
 	b.killers <- struct{}{}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -249,7 +233,7 @@ func TestHungGofer(t *testing.T) {
 	}
 	before := look(t, e)
 	b := hasty(t, e, h)
-	goOn := haltProcess(t, int(b.c.GoferPid.Load()))
+	goOn := procstest.Stop(t, int(b.c.GoferPid.Load()))
 	calls := map[string]func(context.Context) error{
 		"exec": func(ctx context.Context) error {
 			_, err := e.Exec(ctx, h, sandboxer.Cmd{Args: []string{"find", "/usr/share", "/usr/lib"}, Stdout: io.Discard})
@@ -321,7 +305,7 @@ func TestHungGofer(t *testing.T) {
 	}
 	is(sandboxer.Alive)
 
-	haltProcess(t, int(b.c.GoferPid.Load()))
+	procstest.Stop(t, int(b.c.GoferPid.Load()))
 	if _, err := e.Teardown(t.Context(), h); err != nil {
 		t.Error(err)
 	}

@@ -172,6 +172,18 @@ func TestTooFewDescriptors(t *testing.T) {
 	}
 }
 
+// gVisor's library knows one program for all engines of a process. A second engine does not change it under the first.
+func TestOneRunner(t *testing.T) {
+	e := openTest(t)
+	release, err := prepareProcess("/proc/self/exe", e.dir("null"))
+	if sandboxer.KindOf(err) != sandboxer.Invalid || release != nil {
+		t.Errorf("another runner: %v", err)
+	}
+	if n := process.users; n != 1 {
+		t.Errorf("%d engines are counted", n)
+	}
+}
+
 // Without a free descriptor to check processes, a running sandbox does not count as gone: it
 // would be destroyed.
 func TestNoDescriptorLeft(t *testing.T) {

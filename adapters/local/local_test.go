@@ -21,6 +21,7 @@ import (
 	program "github.com/sand-boxer/sandboxer/extension"
 	"github.com/sand-boxer/sandboxer/extensiontest"
 	"github.com/sand-boxer/sandboxer/internal/buildtest"
+	"github.com/sand-boxer/sandboxer/internal/procs/procstest"
 )
 
 // helpers is where TestMain builds the programs that gVisor starts. The test binary
@@ -191,7 +192,7 @@ func harness(t *testing.T, dir string, open func(t *testing.T, m Mounts) sandbox
 			var all []func()
 			for _, pids := range processes(t, e) { // kernels and file servers of all sandboxes
 				for _, pid := range pids {
-					all = append(all, haltProcess(t, pid))
+					all = append(all, procstest.Stop(t, pid))
 				}
 			}
 			return func() {

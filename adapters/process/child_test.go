@@ -28,6 +28,7 @@ import (
 	"github.com/sand-boxer/sandboxer/adapters/process"
 	"github.com/sand-boxer/sandboxer/extensiontest"
 	"github.com/sand-boxer/sandboxer/internal/backend"
+	"github.com/sand-boxer/sandboxer/internal/procs/procstest"
 )
 
 // world is the test binary as a world of the fake, in a process of its own.
@@ -114,13 +115,7 @@ func TestConformanceOfChild(t *testing.T) {
 		return func() { set(false) }
 	}
 	h.Hang = func(t *testing.T, _ sandboxer.Handle) func() {
-		send := func(s syscall.Signal) {
-			if err := cmd.Process.Signal(s); err != nil {
-				t.Error(err)
-			}
-		}
-		send(syscall.SIGSTOP)
-		return func() { send(syscall.SIGCONT) }
+		return procstest.Stop(t, cmd.Process.Pid)
 	}
 	extensiontest.Run(t, h)
 	f, err := os.Open(log)

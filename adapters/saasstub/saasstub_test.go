@@ -19,6 +19,7 @@ import (
 	"github.com/sand-boxer/sandboxer/extensiontest"
 	"github.com/sand-boxer/sandboxer/internal/hosted"
 	"github.com/sand-boxer/sandboxer/internal/notes"
+	"github.com/sand-boxer/sandboxer/internal/procs/procstest"
 )
 
 // TestMain makes the test binary the service, too.
@@ -126,15 +127,7 @@ func TestConformance(t *testing.T) {
 			}
 		},
 		Hang: func(t *testing.T, _ sandboxer.Handle) func() {
-			pid := pidOf(t, dir)
-			if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
-				t.Fatal(err)
-			}
-			return func() {
-				if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
-					t.Error(err)
-				}
-			}
+			return procstest.Stop(t, pidOf(t, dir))
 		},
 	})
 }

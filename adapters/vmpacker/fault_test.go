@@ -18,6 +18,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/procs"
+	"github.com/sand-boxer/sandboxer/internal/procs/procstest"
 )
 
 // blank configures machines with a disk that starts nothing: they are made, started and waited
@@ -200,8 +201,7 @@ func faults(t *testing.T, o options, e extension, h sandboxer.Handle) {
 		}
 	})
 	t.Run("standing still", func(t *testing.T) {
-		syscall.Kill(pids[0], syscall.SIGSTOP)
-		defer syscall.Kill(pids[0], syscall.SIGCONT)
+		defer procstest.Stop(t, pids[0])()
 		if l, err := e.IsAlive(t.Context(), h); l != sandboxer.Alive || err != nil {
 			t.Errorf("IsAlive: %s, %v", l, err)
 		}

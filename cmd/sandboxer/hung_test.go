@@ -20,6 +20,7 @@ import (
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/api"
 	"github.com/sand-boxer/sandboxer/internal/procs"
+	"github.com/sand-boxer/sandboxer/internal/procs/procstest"
 )
 
 // stopsWithin is how long a server that is told to stop may take here. It says five seconds;
@@ -149,7 +150,7 @@ func TestStopsBesideHungSandboxes(t *testing.T) {
 		}
 		goOn = append(goOn, sync.OnceFunc(func() { _ = unix.Kill(pid, unix.SIGCONT) }))
 		t.Cleanup(goOn[i])
-		halt(t, pid)
+		procstest.Stop(t, pid)
 	}
 	before := descriptors(t, server.Process.Pid)
 	for i, id := range ids {
@@ -292,20 +293,4 @@ func processesOf(t *testing.T, home, id string) (sentry, gofer int) {
 		t.Fatalf("processes of sandbox %s: %d, %d", id, sentry, gofer)
 	}
 	return sentry, gofer
-}
-
-// halt stops a process.
-func halt(t *testing.T, pid int) {
-	t.Helper()
-	if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
-	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
-		if f, _ := procs.Stat(pid); len(f) > 0 && f[0] == "T" {
-			return
-		}
-		if time.Now().After(end) {
-			t.Fatalf("process %d does not stop", pid)
-		}
-	}
 }

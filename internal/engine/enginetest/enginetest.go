@@ -19,6 +19,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/sand-boxer/sandboxer/internal/procs/procstest"
 )
 
 // Image is the name of an image with BusyBox, and with a program /bin/echoer that listens on the
@@ -308,13 +310,7 @@ func moduleRoot() (string, error) {
 // Processes of its containers go on.
 func (d *Docker) Hang(t testing.TB) (resume func()) {
 	t.Helper()
-	pid := d.pid(t, "pid")
-	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
-	resume = sync.OnceFunc(func() { syscall.Kill(pid, syscall.SIGCONT) })
-	t.Cleanup(resume)
-	return resume
+	return procstest.Stop(t, d.pid(t, "pid"))
 }
 
 // PID is the engine's process.
