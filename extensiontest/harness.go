@@ -46,6 +46,9 @@ type Harness struct {
 	// skip then.
 	MayRefuseEnv bool
 
+	// PauseCuts says that a pause ends the calls that follow a command: they fail as Conflict.
+	PauseCuts bool
+
 	// Parallel is how many behaviours of a group run at a time; default one. Each has sandboxes of its own, so that all
 	// run concurrently except those that count, use up or stop what the others need.
 	Parallel int
