@@ -23,7 +23,7 @@ type Harness struct {
 	// Spec is the template of every sandbox: image, command, network, user. The suite
 	// fills in ID, Generation and, where empty, Owner.
 	Spec sandboxer.Spec
-	// Inputs are the inputs that the adapter declares.
+	// Inputs are the inputs that the adapter declares, not nil if it declares none.
 	Inputs []sandboxer.Input
 	// Want lists the capabilities the extension must have: a missing one fails,
 	// and so does an additional one. Archive comes with exec and need not be
