@@ -44,7 +44,7 @@ var Adapter = sandboxer.Typed(sandboxer.Adapter{
 	Title:     "Sandboxes of E2B",
 	Help:      "Makes sandboxes at E2B, with a key to an account there, or at a service with the same API. Each is a virtual machine, and is paid by the second.",
 	Handlers:  []string{"sandboxer.extensions.e2b"},
-	Isolation: []sandboxer.Isolation{sandboxer.IsolationVM},
+	Isolation: []sandboxer.Isolation{sandboxer.IsolationContainer, sandboxer.IsolationVM}, // what the former file says is less than what it is
 	Pricing:   sandboxer.PricingModels(),
 	Capabilities: []sandboxer.Capability{sandboxer.CanExec, sandboxer.CanFiles, sandboxer.CanArchive, sandboxer.CanProbe, sandboxer.CanDiscover, sandboxer.CanList,
 		sandboxer.CanSnapshot, sandboxer.CanQuote, sandboxer.CanMeter, sandboxer.CanPause, sandboxer.CanRenew, sandboxer.CanStats, sandboxer.CanProcesses, sandboxer.CanWatch},
