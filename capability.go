@@ -190,8 +190,8 @@ type Meter interface {
 
 // Pauser freezes and thaws a sandbox with the backend's own means and keeps its memory. Both methods
 // are idempotent. A frozen sandbox exists: it is alive to a probe, listed, and torn down like any
-// other. While it is frozen, Exec immediately fails with Conflict. Kinds: NotFound when the sandbox is
-// gone.
+// other. While it is frozen, Exec immediately fails with Conflict; a backend may also end the calls that
+// were under way, which fail as Conflict, too. Kinds: NotFound when the sandbox is gone.
 type Pauser interface {
 	// Pause freezes the sandbox.
 	Pause(ctx context.Context, h Handle) error

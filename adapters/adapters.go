@@ -6,6 +6,7 @@ import (
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/adapters/composessh"
 	"github.com/sand-boxer/sandboxer/adapters/docker"
+	"github.com/sand-boxer/sandboxer/adapters/e2b"
 	"github.com/sand-boxer/sandboxer/adapters/local"
 	"github.com/sand-boxer/sandboxer/adapters/process"
 	"github.com/sand-boxer/sandboxer/adapters/remote"
@@ -20,6 +21,7 @@ func All() []sandboxer.Adapter {
 		local.Adapter,
 		composessh.Adapter,
 		docker.Adapter,
+		e2b.Adapter,
 		process.Adapter,
 		remote.Adapter,
 		saasstub.Adapter,

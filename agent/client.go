@@ -30,7 +30,8 @@ type ClientOptions struct {
 	// Dial opens a connection to the agent's listener.
 	Dial func(ctx context.Context) (net.Conn, error)
 	// BaseURL and HTTP reach an agent behind an HTTP server instead ("https://…"). A nil HTTP means
-	// http.DefaultClient. Without Dial, Client.Dial and Client.Connect are not available.
+	// http.DefaultClient. Without Dial, Client.Dial and Client.Connect are not available. With Dial and
+	// BaseURL, Dial opens the connections to that server.
 	BaseURL string
 	HTTP    *http.Client
 	Token   string      // access token; empty for an agent without one
@@ -91,7 +92,7 @@ func NewClient(o ClientOptions) *Client {
 			MaxResponseHeaderBytes: maxHead,
 		}
 		c.http = &http.Client{Transport: c.owned}
-		c.base = "http://sandbox"
+		c.base = cmp.Or(c.base, "http://sandbox")
 	case c.http == nil:
 		c.http = http.DefaultClient
 	}

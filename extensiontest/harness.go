@@ -23,7 +23,7 @@ type Harness struct {
 	// Spec is the template of every sandbox: image, command, network, user. The suite
 	// fills in ID, Generation and, where empty, Owner.
 	Spec sandboxer.Spec
-	// Inputs are the inputs that the adapter declares.
+	// Inputs are the inputs that the adapter declares, not nil if it declares none.
 	Inputs []sandboxer.Input
 	// Want lists the capabilities the extension must have: a missing one fails,
 	// and so does an additional one. Archive comes with exec and need not be
@@ -45,6 +45,9 @@ type Harness struct {
 	// MayRefuseEnv says that the extension may refuse a request with variables as Unsupported. Tests that need some
 	// skip then.
 	MayRefuseEnv bool
+
+	// PauseCuts says that a pause ends the calls that follow a command: they fail as Conflict.
+	PauseCuts bool
 
 	// Parallel is how many behaviours of a group run at a time; default one. Each has sandboxes of its own, so that all
 	// run concurrently except those that count, use up or stop what the others need.

@@ -634,10 +634,19 @@ func (s *suite) pause(t *testing.T) {
 			t.Skip("cannot look inside: the extension has no exec")
 		}
 		out := &buffer{}
-		sb.start(t, sandboxer.Cmd{Args: s.script("while echo x; do sleep 0.02 2>/dev/null || sleep 1; done"), Stdout: out})
+		r := sb.start(t, sandboxer.Cmd{Args: s.script("while echo x; do sleep 0.02 2>/dev/null || sleep 1; done"), Stdout: out})
 		poll(t, "the first beats", s.long(), func() bool { return len(out.String()) > 4 })
 		if err := sb.b.Pause(ctx(t), sb.h); err != nil {
 			t.Fatalf("Pause: %s", describe(err))
+		}
+		if s.PauseCuts {
+			_, err := r.wait(t)
+			wantKind(t, err, "the call that follows a command, after a pause", sandboxer.Conflict)
+			if err := sb.b.Resume(ctx(t), sb.h); err != nil {
+				t.Fatalf("Resume: %s", describe(err))
+			}
+			sb.alive(t)
+			return
 		}
 		// Earlier output may still be on its way; then silence.
 		quiet, n := 0, 0

@@ -135,11 +135,13 @@ type Catalog struct {
 }
 
 // StalePrices names the old rows of the price book by which extensions quote: those of a provider whose name is
-// that of an extension's adapter.
+// that of an extension's adapter. A built-in file of a provider has no account, and quotes for nobody.
 func (c *Catalog) StalePrices(now time.Time) []string {
 	used := map[string]bool{}
 	for _, e := range c.Extensions {
-		used[e.Adapter.Kind] = true
+		if e.Origin.Layer != BuiltIn {
+			used[e.Adapter.Kind] = true
+		}
 	}
 	return prices.Stale(slices.DeleteFunc(slices.Clone(c.Prices), func(r sandboxer.PriceRow) bool { return !used[r.Provider] }), now)
 }
@@ -408,7 +410,7 @@ const processKind = "process"
 // coming are the modules of the original program's own extensions whose adapters are still to be written: their
 // names stand for no other class.
 var coming = map[string]string{
-	"sandboxer.extensions.e2b": "e2b", "sandboxer.extensions.modal": "modal",
+	"sandboxer.extensions.modal": "modal",
 }
 
 // adapter finds the adapter for a handler: the adapter of that name, the one that claims

@@ -32,6 +32,9 @@ func TestPrices(t *testing.T) {
 	if err != nil || len(c.Prices) == 0 {
 		t.Fatalf("built in: %+v, %v", c.Prices, err)
 	}
+	if old := c.StalePrices(day.AddDate(1, 0, 0)); len(old) != 0 {
+		t.Errorf("nobody has an account, and yet %q are old", old)
+	}
 	if i := slices.IndexFunc(c.Prices, func(r sandboxer.PriceRow) bool { return r.Provider == "e2b" && r.SKU == "vcpu" }); i < 0 || c.Prices[i].NanoUSD != 14_000 {
 		t.Errorf("e2b's vCPU is not 0.0504 for an hour: %+v", c.Prices)
 	}

@@ -96,7 +96,6 @@ func TestProgramFaults(t *testing.T) {
 		"connect: unix:/x\nrun_as: nobody\n":                   "4:1   run_as: this has an effect only with command or a class",
 		"command: [\"\"]\n":                                    "the name of a program cannot be empty",
 		"command: [a]\nconfig: [1]\n":                          "config: expected a mapping",
-		"handler: sandboxer.extensions.e2b:E2BExtension\n":     `3:10  handler: the module "sandboxer.extensions.e2b" is that of the adapter "e2b", which this build does not have yet`,
 		"handler: sandboxer.extensions.modal:ModalExtension\n": `3:10  handler: the module "sandboxer.extensions.modal" is that of the adapter "modal"`,
 		"command: [a]\nconcurrency: 1000\n":                    "4:14  concurrency: expected",
 		"command: [a]\nconfig: {a: .nan}\n":                    "4:13  config.a: expected a number, got .nan",

@@ -126,7 +126,7 @@ var arrows = map[string][]string{
 var overSSH = []string{"composessh", "docker", "vmpacker"}
 
 // adapterMay is what every adapter may import besides packages below its own.
-var adapterMay = []string{".", "agent", "internal/capture", "internal/egress", "internal/engine", "internal/execfiles", "internal/filelock", "internal/hosted", "internal/hosts", "internal/images", "internal/inside", "internal/marked", "internal/mounts", "internal/namespaces", "internal/notes", "internal/notices", "internal/procnet", "internal/procs", "internal/program", "internal/protocol", "internal/safetar", "internal/strictjson", "internal/subprocess", "internal/usernet", "internal/usernet/tap", "internal/users", "internal/wholefile", "sdk/python"}
+var adapterMay = []string{".", "agent", "internal/capture", "internal/egress", "internal/engine", "internal/execfiles", "internal/filelock", "internal/hosted", "internal/hosts", "internal/images", "internal/inside", "internal/marked", "internal/mounts", "internal/namespaces", "internal/notes", "internal/notices", "internal/prices", "internal/procnet", "internal/procs", "internal/program", "internal/protocol", "internal/safetar", "internal/strictjson", "internal/subprocess", "internal/usernet", "internal/usernet/tap", "internal/users", "internal/wholefile", "sdk/python"}
 
 // owners says who alone may import a dependency directly. Tests may import more.
 var owners = map[string][]string{

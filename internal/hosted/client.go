@@ -5,6 +5,7 @@ package hosted
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -39,6 +40,8 @@ func CheckURL(text string) error {
 type Client struct {
 	Base  string           // URL of the service, without a slash at its end
 	Token sandboxer.Secret // bearer token; empty if the service wants none
+	// Authorize puts a key into the headers of a request; nil makes it a bearer token.
+	Authorize func(headers http.Header, key sandboxer.Secret)
 	// Refusals are the statuses by which the service refuses a request and changes nothing, with their kinds. After any other
 	// failure it is not known whether something was done.
 	Refusals map[int]sandboxer.Kind
@@ -68,25 +71,42 @@ const (
 	maxAfter   = time.Hour        // of what it says when to try again
 )
 
-// Call sends one request, with body as JSON unless it is nil, and reads the answer. Kinds: those of c.Refusals, with Error.Untouched set;
-// Unavailable if there is no answer, or another one. An answer takes ten seconds at most.
-func Call[T any](ctx context.Context, c *Client, method, path string, body any) (out T, err error) {
+// A Request is what Send sends.
+type Request struct {
+	Method, Path string
+	Body         any           // as JSON; nil for none: some services refuse a question with one
+	Within       time.Duration // how long the answer may take; 0 means ten seconds
+}
+
+// Call is Send without the headers of the answer.
+func Call[T any](ctx context.Context, c *Client, method, path string, body any) (T, error) {
+	out, _, err := Send[T](ctx, c, Request{Method: method, Path: path, Body: body})
+	return out, err
+}
+
+// Send sends one request and reads the answer; that to a request without content (204) is empty. Kinds: those of c.Refusals,
+// with Error.Untouched set; Unavailable if there is no answer, or another one. Status has the status of a failure.
+func Send[T any](ctx context.Context, c *Client, r Request) (out T, header http.Header, err error) {
 	var data []byte
-	if body != nil { // some services refuse a question with one
-		if data, err = json.Marshal(body); err != nil {
-			return out, err
+	if r.Body != nil {
+		if data, err = json.Marshal(r.Body); err != nil {
+			return out, nil, err
 		}
 	}
-	bounded, cancel := context.WithTimeout(ctx, answerTime)
+	bounded, cancel := context.WithTimeout(ctx, cmp.Or(r.Within, answerTime))
 	defer cancel()
-	req, err := http.NewRequestWithContext(bounded, method, c.Base+path, bytes.NewReader(data))
+	req, err := http.NewRequestWithContext(bounded, r.Method, c.Base+r.Path, bytes.NewReader(data))
 	if err != nil {
-		return out, err
+		return out, nil, err
 	}
-	if body != nil {
+	if r.Body != nil {
 		req.Header.Set("Content-Type", "application/json")
 	}
-	if c.Token != "" {
+	switch {
+	case c.Token == "":
+	case c.Authorize != nil:
+		c.Authorize(req.Header, c.Token)
+	default:
 		req.Header.Set("Authorization", "Bearer "+string(c.Token))
 	}
 	res, err := c.do(req)
@@ -95,15 +115,29 @@ func Call[T any](ctx context.Context, c *Client, method, path string, body any) 
 		data, err = io.ReadAll(io.LimitReader(res.Body, maxAnswer))
 	}
 	if err != nil {
-		return out, noAnswer(ctx, err)
+		return out, nil, noAnswer(ctx, err)
 	}
 	if res.StatusCode/100 != 2 {
-		return out, c.failure(res, data)
+		return out, nil, c.failure(res, data)
+	}
+	if res.StatusCode == http.StatusNoContent {
+		return out, res.Header, nil
 	}
 	if _, err := strictjson.DecodeStored(data, &out); err != nil {
-		return out, sandboxer.E(sandboxer.Unavailable, err, "the service answers something that cannot be read").WithHint("check that the URL leads to the service")
+		return out, nil, sandboxer.E(sandboxer.Unavailable, err, "the service answers something that cannot be read").WithHint("check that the URL leads to the service")
 	}
-	return out, nil
+	return out, res.Header, nil
+}
+
+// A status is the cause of a failure that the service answered.
+type status int
+
+func (s status) Error() string { return "status " + strconv.Itoa(int(s)) }
+
+// Status returns the status of the answer that err is about; 0 if there was none.
+func Status(err error) int {
+	s, _ := errors.AsType[status](err)
+	return int(s)
 }
 
 // noAnswer is the error for a request without an answer.
@@ -128,10 +162,11 @@ func (c *Client) failure(res *http.Response, body []byte) error {
 	}
 	_, err := strictjson.DecodeStored(body, &said)
 	kind, refused := c.Refusals[res.StatusCode]
-	if !refused || kind == sandboxer.NotFound && (err != nil || said.Message == "") { // another server's: its word ends no sandbox
+	foreign := err != nil || said.Message == "" // another server's: its word ends no sandbox, and it may have lost an answer of the service
+	if !refused || foreign && (kind == sandboxer.NotFound || res.StatusCode/100 == 5) {
 		kind, refused = sandboxer.Unavailable, false
 	}
-	e := sandboxer.E(kind, nil, "the service answers %d: %s", res.StatusCode, capture.Text(said.Message, maxText))
+	e := sandboxer.E(kind, status(res.StatusCode), "the service answers %d: %s", res.StatusCode, capture.Text(said.Message, maxText))
 	switch {
 	case res.StatusCode == http.StatusUnauthorized, res.StatusCode == http.StatusForbidden:
 		e.WithHint("an administrator sets another token in the extension's file")

@@ -8,9 +8,11 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"testing"
+	"time"
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/compattest"
+	"github.com/sand-boxer/sandboxer/internal/hosts"
 	"github.com/sand-boxer/sandboxer/internal/notes"
 )
 
@@ -66,5 +68,48 @@ func TestBodies(t *testing.T) {
 	}
 	if len(got) != 2 || got[0] != " " || got[1] != "application/json {}" {
 		t.Errorf("the service got %q", got)
+	}
+}
+
+// A key is where Authorize puts it; an answer without content is one; a failure has its status; a gateway's 503 refuses nothing.
+func TestSend(t *testing.T) {
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("X-Next", r.Header.Get("X-Key")+r.Header.Get("Authorization"))
+		switch r.URL.Path {
+		case "/busy":
+			http.Error(w, `{"message":"no room"}`, http.StatusServiceUnavailable)
+		case "/gateway":
+			http.Error(w, "upstream", http.StatusServiceUnavailable)
+		default:
+			w.WriteHeader(http.StatusNoContent)
+		}
+	}))
+	defer srv.Close()
+	c := &Client{Base: srv.URL, Token: "k", Refusals: map[int]sandboxer.Kind{http.StatusServiceUnavailable: sandboxer.Unavailable},
+		Authorize: func(h http.Header, key sandboxer.Secret) { h.Set("X-Key", string(key)) }}
+	if _, h, err := Send[struct{}](t.Context(), c, Request{Method: http.MethodPost, Path: "/"}); err != nil || h.Get("X-Next") != "k" {
+		t.Errorf("an answer without content: %v, %v", h, err)
+	}
+	for path, untouched := range map[string]bool{"/busy": true, "/gateway": false} {
+		_, err := Call[struct{}](t.Context(), c, http.MethodPost, path, nil)
+		if Status(err) != http.StatusServiceUnavailable || sandboxer.IsUntouched(err) != untouched {
+			t.Errorf("%s: %v, untouched: %t", path, err, sandboxer.IsUntouched(err))
+		}
+	}
+}
+
+// A fuse that was moved is found again, before the tag that says the first one.
+func TestKeepFuse(t *testing.T) {
+	now := time.Now().UTC()
+	s := &Sandboxes{Env: sandboxer.Env{Extension: "ext.test", Owner: "o", Notes: notes.New(t.TempDir(), "ext.test", make([]byte, 32))}}
+	o := Object{Ref: "ref", Tags: hosts.Mark{Owner: "o", Extension: "ext.test", ID: "one", Generation: 2}.Labels(prefix)}
+	o.Tags[tagFuse] = FuseTag(now)[tagFuse]
+	for _, want := range []time.Time{now, now.Add(time.Hour)} {
+		if got, err := s.Fuse(t.Context(), o); err != nil || !got.Equal(want) {
+			t.Errorf("Fuse = %s, %v; want %s", got, err, want)
+		}
+		if err := s.KeepFuse(t.Context(), o, now.Add(time.Hour)); err != nil {
+			t.Fatal(err)
+		}
 	}
 }

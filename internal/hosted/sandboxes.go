@@ -63,8 +63,9 @@ func (s *Sandboxes) Handle(o Object, owner string) (h sandboxer.Handle, ok bool)
 
 // An attempt is the content of a note.
 type attempt struct {
-	At  time.Time `json:"at"`            // before the request, or when its answer was given up
-	Ref string    `json:"ref,omitempty"` // from the answer
+	At   time.Time `json:"at"`            // before the request, or when its answer was given up
+	Ref  string    `json:"ref,omitempty"` // from the answer
+	Fuse time.Time `json:"fuse,omitzero"` // if it was moved
 }
 
 func noteOf(h sandboxer.Handle) string { return h.SandboxID + ".g" + strconv.Itoa(h.Generation) }
@@ -104,6 +105,32 @@ func (s *Sandboxes) note(ctx context.Context, h sandboxer.Handle, a attempt) err
 		return err
 	}
 	return s.Env.Notes.Put(ctx, noteOf(h), data)
+}
+
+// Fuse returns the fuse of o, one of this owner's, by our clock; zero if it is not known.
+func (s *Sandboxes) Fuse(ctx context.Context, o Object) (time.Time, error) {
+	is, _ := s.Handle(o, s.Env.Owner)
+	attempts, err := s.attempts(ctx, is)
+	if err != nil {
+		return time.Time{}, err
+	}
+	if moved := attempts[noteOf(is)].Fuse; !moved.IsZero() {
+		return moved, nil
+	}
+	fuse, _ := time.Parse(time.RFC3339Nano, o.Tags[tagFuse]) // zero if it cannot be read
+	return fuse, nil
+}
+
+// KeepFuse notes that the fuse of o was moved, for a service whose tags cannot change.
+func (s *Sandboxes) KeepFuse(ctx context.Context, o Object, fuse time.Time) error {
+	is, _ := s.Handle(o, s.Env.Owner)
+	attempts, err := s.attempts(ctx, is)
+	if err != nil {
+		return err
+	}
+	a := attempts[noteOf(is)]
+	a.Ref, a.Fuse = o.Ref, fuse
+	return s.note(ctx, is, a)
 }
 
 // makeTime bounds a create with the look for what it made, whatever the service does.
@@ -277,8 +304,8 @@ func (s *Sandboxes) Discover(ctx context.Context, id string) (sandboxer.Found, e
 		return sandboxer.Found{}, err
 	}
 	h, _ := s.Handle(o, s.Env.Owner)
-	fuse, _ := time.Parse(time.RFC3339Nano, o.Tags[tagFuse]) // zero, not known, if it cannot be read
-	return sandboxer.Found{Handle: h, Fuse: fuse}, nil
+	fuse, err := s.Fuse(ctx, o)
+	return sandboxer.Found{Handle: h, Fuse: fuse}, err
 }
 
 // ListRunning implements sandboxer.Lister.

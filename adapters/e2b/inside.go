@@ -1,0 +1,158 @@
+package e2b
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"net/http"
+	"net/url"
+	"strconv"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/agent"
+	"github.com/sand-boxer/sandboxer/internal/inside"
+)
+
+// daemonPort is where the daemon of a sandbox listens.
+const daemonPort = 49983
+
+// A way leads to the daemon of a sandbox.
+type way struct {
+	agent     *agent.Client
+	dir, user string // of commands; empty means the template's
+}
+
+// base is the URL of the daemon of a sandbox.
+func (x *extension) base(ref string) string {
+	switch {
+	case x.cfg.SandboxURL != "":
+		return x.cfg.SandboxURL
+	case x.cfg.Domain == vendorDomain:
+		return "https://sandbox." + x.cfg.Domain
+	}
+	return fmt.Sprintf("https://%d-%s.%s", daemonPort, ref, x.cfg.Domain)
+}
+
+// dial connects to the host of base.
+func dial(ctx context.Context, base string) (net.Conn, error) {
+	u, err := url.Parse(base)
+	if err != nil {
+		return nil, err
+	}
+	return new(net.Dialer).DialContext(ctx, "tcp", net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), map[string]string{"http": "80"}[u.Scheme], "443")))
+}
+
+// look asks the service for the way to a running sandbox, and keeps it. Kinds: NotFound; Conflict for a paused one.
+func (x *extension) look(ctx context.Context, ref string) (way, error) {
+	sb, _, err := x.detail(ctx, ref)
+	switch {
+	case err != nil:
+		if sandboxer.KindOf(err) == sandboxer.NotFound {
+			x.forget(ref)
+		}
+		return way{}, err
+	case sb.State == paused:
+		return way{}, sandboxer.E(sandboxer.Conflict, nil, "the sandbox is paused").WithHint("resume it first")
+	case sb.Domain != "" && sb.Domain != x.cfg.Domain && x.cfg.SandboxURL == "": // its token goes nowhere else
+		return way{}, sandboxer.E(sandboxer.Unavailable, nil, "the service has the sandbox at the domain %q, and %s is configured for %q", sb.Domain, x.Env.Extension, x.cfg.Domain).
+			WithHint("set domain of %s", x.Env.Extension)
+	}
+	w := way{dir: sb.Metadata[tagWorkspace], user: sb.Metadata[tagUser]}
+	base := x.base(ref)
+	w.agent = x.agents.Get(ref, sb.AccessToken, agent.ClientOptions{BaseURL: base, Token: sb.AccessToken, User: w.user,
+		Header: http.Header{"E2b-Sandbox-Id": {ref}, "E2b-Sandbox-Port": {strconv.Itoa(daemonPort)}},
+		Dial:   func(ctx context.Context) (net.Conn, error) { return dial(ctx, base) }})
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.ways == nil {
+		x.ways = map[string]way{}
+	}
+	x.ways[ref] = w
+	return w, nil
+}
+
+// forget drops the way to a sandbox.
+func (x *extension) forget(ref string) {
+	x.agents.Drop(ref)
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	delete(x.ways, ref)
+}
+
+// openAgent is agent.Capabilities.Open.
+func (x *extension) openAgent(ctx context.Context, h sandboxer.Handle, _ bool) (agent.Call, error) {
+	ref, err := x.Ref(ctx, h)
+	if err != nil {
+		return agent.Call{}, err
+	}
+	x.mu.Lock()
+	w, known := x.ways[ref]
+	x.mu.Unlock()
+	if !known {
+		if w, err = x.look(ctx, ref); err != nil {
+			return agent.Call{}, err
+		}
+	}
+	ctx, stop := attended(ctx, w.agent)
+	why := func() error { _, err := x.look(context.WithoutCancel(ctx), ref); return err }
+	done := func(err error) error {
+		stop()
+		switch cause := context.Cause(ctx); {
+		case err != nil && errors.Is(cause, errSilent):
+			return cmp.Or(why(), cause)
+		case sandboxer.KindOf(err) == sandboxer.Unauthenticated: // the service gives another token now
+			x.forget(ref)
+			return sandboxer.E(sandboxer.Unavailable, err, "the daemon of the sandbox refuses the token that the service gave: %s", sandboxer.Message(err)).WithHint("try again")
+		}
+		return err
+	}
+	return agent.Call{Agent: w.agent, Ctx: ctx, Done: done, Why: why, Dir: w.dir, User: w.user}, nil
+}
+
+var errSilent = errors.New("no answer to a question of health")
+
+// attended returns a context that ends when the daemon does not answer any more: a call may move no data for long, and the service
+// is far away. stop ends it.
+func attended(ctx context.Context, c *agent.Client) (_ context.Context, stop func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	go func() {
+		for silent := 0; silent < 3; {
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(15 * time.Second):
+			}
+			short, end := context.WithTimeout(ctx, 10*time.Second)
+			if silent++; c.Health(short) == nil {
+				silent = 0
+			}
+			end()
+		}
+		cancel(sandboxer.E(sandboxer.Unavailable, errSilent, "the daemon of the sandbox does not answer").WithHint("try again later"))
+	}()
+	return ctx, func() { cancel(nil) }
+}
+
+// WriteFile implements sandboxer.Filer. The vendor's daemon does not know our header for the permissions.
+func (x *extension) WriteFile(ctx context.Context, h sandboxer.Handle, name string, mode fs.FileMode, r io.Reader) error {
+	if err := x.Capabilities.WriteFile(ctx, h, name, mode, r); err != nil || mode == 0 {
+		return err
+	}
+	fi, err := x.StatFile(ctx, h, name)
+	if err != nil || !fi.Mode.IsRegular() || fi.Mode == mode {
+		return err
+	}
+	bits := uint32(mode.Perm())
+	for of, bit := range map[fs.FileMode]uint32{fs.ModeSetuid: 0o4000, fs.ModeSetgid: 0o2000, fs.ModeSticky: 0o1000} {
+		if mode&of != 0 {
+			bits |= bit
+		}
+	}
+	exec := func(ctx context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, error) { return x.Exec(ctx, h, cmd) }
+	return inside.Run(ctx, exec, "setting the permissions of "+name, sandboxer.Cmd{Args: []string{"chmod", strconv.FormatUint(uint64(bits), 8), name}})
+}
