@@ -125,7 +125,7 @@ var arrows = map[string][]string{
 var overSSH = []string{"composessh", "docker", "vmpacker"}
 
 // adapterMay is what every adapter may import besides packages below its own.
-var adapterMay = []string{".", "agent", "internal/capture", "internal/egress", "internal/engine", "internal/execfiles", "internal/filelock", "internal/hosted", "internal/hosts", "internal/images", "internal/inside", "internal/marked", "internal/mounts", "internal/namespaces", "internal/notes", "internal/notices", "internal/procnet", "internal/procs", "internal/program", "internal/protocol", "internal/safetar", "internal/strictjson", "internal/subprocess", "internal/usernet", "internal/usernet/tap", "internal/users", "internal/wholefile", "sdk/python"}
+var adapterMay = []string{".", "agent", "internal/capture", "internal/egress", "internal/engine", "internal/execfiles", "internal/filelock", "internal/hosted", "internal/hosts", "internal/images", "internal/inside", "internal/marked", "internal/mounts", "internal/namespaces", "internal/notes", "internal/notices", "internal/prices", "internal/procnet", "internal/procs", "internal/program", "internal/protocol", "internal/safetar", "internal/strictjson", "internal/subprocess", "internal/usernet", "internal/usernet/tap", "internal/users", "internal/wholefile", "sdk/python"}
 
 // owners says who alone may import a dependency directly. Tests may import more.
 var owners = map[string][]string{
@@ -133,6 +133,8 @@ var owners = map[string][]string{
 	"github.com/erofs/go-erofs":                {"adapters/local/...", "internal/images"},
 	"github.com/google/go-containerregistry":   {"adapters/local/...", "internal/images/..."},
 	"github.com/opencontainers/runtime-spec":   {"adapters/local/..."},
+	"github.com/modal-labs/modal-client/go":    {"adapters/modal"},
+	"google.golang.org/grpc":                   {"adapters/modal"},
 	"connectrpc.com/connect":                   {"agent/..."},
 	"google.golang.org/protobuf":               {"agent/..."},
 	"github.com/coder/websocket":               {"api", "internal/server"},
