@@ -7,6 +7,7 @@ import (
 	"github.com/sand-boxer/sandboxer/adapters/composessh"
 	"github.com/sand-boxer/sandboxer/adapters/docker"
 	"github.com/sand-boxer/sandboxer/adapters/local"
+	"github.com/sand-boxer/sandboxer/adapters/modal"
 	"github.com/sand-boxer/sandboxer/adapters/process"
 	"github.com/sand-boxer/sandboxer/adapters/remote"
 	"github.com/sand-boxer/sandboxer/adapters/saasstub"
@@ -20,6 +21,7 @@ func All() []sandboxer.Adapter {
 		local.Adapter,
 		composessh.Adapter,
 		docker.Adapter,
+		modal.Adapter,
 		process.Adapter,
 		remote.Adapter,
 		saasstub.Adapter,

@@ -27,7 +27,7 @@ import (
 // Config is the extension's `config:` block.
 type Config struct {
 	Key         sandboxer.Secret `yaml:"key" json:"key,omitempty" help:"The account's token, as ID:SECRET: ak-…:as-…."`
-	App         string           `yaml:"app" json:"app,omitempty" keys:"label" format:"line" help:"App of the account to which the sandboxes belong; it is made if it is missing."`
+	App         string           `yaml:"app" json:"app,omitempty" format:"line" help:"App of the account to which the sandboxes belong; it is made if it is missing."`
 	Environment string           `yaml:"environment" json:"environment,omitempty" format:"line" help:"Environment of the account; empty means the account's default."`
 	URL         string           `yaml:"url" json:"url,omitempty" help:"Another server that speaks Modal's protocol, as https://host, or http:// with a loopback address; empty means Modal's."`
 	Image       string           `yaml:"image" json:"image,omitempty" format:"line" help:"Image of sandboxes for which neither profile nor caller names one, of a registry that Modal reaches. It needs a shell, cat, chmod, mkdir and mv."`

@@ -408,7 +408,7 @@ const processKind = "process"
 // coming are the modules of the original program's own extensions whose adapters are still to be written: their
 // names stand for no other class.
 var coming = map[string]string{
-	"sandboxer.extensions.e2b": "e2b", "sandboxer.extensions.modal": "modal",
+	"sandboxer.extensions.e2b": "e2b",
 }
 
 // adapter finds the adapter for a handler: the adapter of that name, the one that claims
