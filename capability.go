@@ -172,6 +172,9 @@ type Snapshot struct {
 	Memory     bool              `json:"memory,omitempty"`   // processes are saved too, not only files
 	Quiesced   bool              `json:"quiesced,omitempty"` // nothing was written during the copy; otherwise crash-consistent
 	Meta       map[string]string `json:"meta,omitempty"`
+	// ExpiresAt is when the backend drops it of its own accord; zero means never. A snapshot that has no other form expires
+	// then.
+	ExpiresAt time.Time `json:"expires_at,omitzero"`
 }
 
 // Quoter returns the price of a sandbox before it exists. A nil quote means that no charge is known;

@@ -8,6 +8,7 @@ import (
 	"github.com/sand-boxer/sandboxer/adapters/docker"
 	"github.com/sand-boxer/sandboxer/adapters/e2b"
 	"github.com/sand-boxer/sandboxer/adapters/local"
+	"github.com/sand-boxer/sandboxer/adapters/modal"
 	"github.com/sand-boxer/sandboxer/adapters/process"
 	"github.com/sand-boxer/sandboxer/adapters/remote"
 	"github.com/sand-boxer/sandboxer/adapters/saasstub"
@@ -22,6 +23,7 @@ func All() []sandboxer.Adapter {
 		composessh.Adapter,
 		docker.Adapter,
 		e2b.Adapter,
+		modal.Adapter,
 		process.Adapter,
 		remote.Adapter,
 		saasstub.Adapter,

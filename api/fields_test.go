@@ -79,6 +79,7 @@ func TestAnswers(t *testing.T) {
 				"Version":           "grows with every write; nobody waits for one",
 				"Native.SnapshotID": "the snapshot's own",
 				"Native.Meta":       "private to the adapter",
+				"Native.ExpiresAt":  "the time of the record where that is its only form",
 				"Portable.Bytes":    "what was not there yet tells of other tenants' files; administrators get it (Stored)",
 				"Portable.Quiesced": "said of the native form where there is one (below)",
 			},

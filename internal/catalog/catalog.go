@@ -407,12 +407,6 @@ func orNone[S ~string](words []S) string {
 // processKind is the adapter that runs extension classes out of process.
 const processKind = "process"
 
-// coming are the modules of the original program's own extensions whose adapters are still to be written: their
-// names stand for no other class.
-var coming = map[string]string{
-	"sandboxer.extensions.modal": "modal",
-}
-
 // adapter finds the adapter for a handler: the adapter of that name, the one that claims
 // the module before the colon, or the one that runs any class.
 func (l *loader) adapter(f *file, handler string) (sandboxer.Adapter, bool) {
@@ -420,10 +414,6 @@ func (l *loader) adapter(f *file, handler string) (sandboxer.Adapter, bool) {
 		return sandboxer.Adapter{}, false
 	}
 	module, _, isClass := strings.Cut(handler, ":")
-	if kind, ok := coming[module]; ok && isClass && !slices.ContainsFunc(l.adapters, func(a sandboxer.Adapter) bool { return a.Kind == kind }) {
-		f.dec.fault("handler", "", "the module %q is that of the adapter %q, which this build does not have yet", module, kind)
-		return sandboxer.Adapter{}, false
-	}
 	var kinds []string
 	var process *sandboxer.Adapter
 	for i, a := range l.adapters {

@@ -134,6 +134,8 @@ var owners = map[string][]string{
 	"github.com/erofs/go-erofs":                {"adapters/local/...", "internal/images"},
 	"github.com/google/go-containerregistry":   {"adapters/local/...", "internal/images/..."},
 	"github.com/opencontainers/runtime-spec":   {"adapters/local/..."},
+	"github.com/modal-labs/modal-client/go":    {"adapters/modal"},
+	"google.golang.org/grpc":                   {"adapters/modal"},
 	"connectrpc.com/connect":                   {"agent/..."},
 	"google.golang.org/protobuf":               {"agent/..."},
 	"github.com/coder/websocket":               {"api", "internal/server"},

@@ -206,6 +206,7 @@ func (sv save) data(ctx context.Context) error {
 		}
 	}
 	if !sv.rec.Kind.Has(sandboxer.SnapshotPortable) {
+		sv.rec.ExpiresAt = earlier(sv.rec.ExpiresAt, sv.rec.Native.ExpiresAt)
 		return nil
 	}
 	if sv.m.opts.SnapshotStore == nil {
@@ -246,6 +247,14 @@ func (sv save) data(ctx context.Context) error {
 		}
 		return err
 	})
+}
+
+// earlier is the earlier of two times, of which a zero one means never.
+func earlier(a, b time.Time) time.Time {
+	if a.IsZero() || !b.IsZero() && b.Before(a) {
+		return b
+	}
+	return a
 }
 
 // putSnapshot writes rec with an event that says what happened to it, within the tenant's
