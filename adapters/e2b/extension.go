@@ -231,7 +231,7 @@ func (x *extension) Pause(ctx context.Context, h sandboxer.Handle) error {
 	if err != nil {
 		return err
 	}
-	defer x.agents.Drop(ref)
+	defer x.forget(ref) // with the connections, which end
 	_, _, err = hosted.Send[struct{}](ctx, x.client, hosted.Request{Method: http.MethodPost, Path: at(ref) + "/pause", Body: struct{}{}, Within: slow})
 	if hosted.Status(err) == http.StatusConflict { // it is paused, or is being changed
 		if sb, _, look := x.detail(ctx, ref); look == nil && sb.State == paused {
