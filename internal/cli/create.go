@@ -262,6 +262,19 @@ func choicesText(choices []api.RouteChoice) string {
 	return strings.Join(lines, "\n")
 }
 
+// debtsText is what may exist of a sandbox elsewhere, one a line.
+func debtsText(debts []api.Debt) string {
+	var lines []string
+	for _, d := range debts {
+		line := fmt.Sprintf("%s (%s): it may exist there as generation %d, and is removed", d.Extension, d.Reason, d.Generation)
+		if d.LastError != "" {
+			line += "; " + retriedText(d.LastError, d.Retries, d.RetryAt)
+		}
+		lines = append(lines, line)
+	}
+	return strings.Join(lines, "\n")
+}
+
 func quoteText(q *api.Quote) string {
 	if q == nil {
 		return ""
