@@ -266,11 +266,8 @@ func choicesText(choices []api.RouteChoice) string {
 func debtsText(debts []api.Debt) string {
 	var lines []string
 	for _, d := range debts {
-		line := fmt.Sprintf("%s (%s): it may exist there as generation %d, and is removed", d.Extension, d.Reason, d.Generation)
-		if d.LastError != "" {
-			line += "; " + retriedText(d.LastError, d.Retries, d.RetryAt)
-		}
-		lines = append(lines, line)
+		lines = append(lines, fmt.Sprintf("%s (%s): since %s it may exist there as generation %d, which is removed; %s",
+			d.Extension, d.Reason, d.Since.UTC().Format(time.RFC3339), d.Generation, retriedText(d.LastError, d.Retries, d.RetryAt)))
 	}
 	return strings.Join(lines, "\n")
 }

@@ -166,7 +166,7 @@ func sandboxFilter(q sandboxer.Query) filter {
 		f.add("extension = ?", q.Extension)
 	}
 	if q.DebtsAt != "" {
-		f.add(`instr(data, '"debts":') > 0 AND json_valid(data) AND EXISTS (SELECT 1 FROM json_each(data, '$.debts') AS debt WHERE debt.value ->> '$.extension' = ?)`, q.DebtsAt)
+		f.add(`CASE WHEN instr(data, '"debts":') > 0 AND json_valid(data) THEN EXISTS (SELECT 1 FROM json_each(data, '$.debts') AS debt WHERE debt.value ->> '$.extension' = ?) END`, q.DebtsAt)
 	}
 	if q.Name != "" {
 		f.add("name = ? AND name <> ''", q.Name) // as the index of live names has it
