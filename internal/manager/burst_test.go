@@ -193,6 +193,27 @@ func TestDebtHoldsUp(t *testing.T) {
 	})
 }
 
+// TestBurstLate: what its backend makes after a teardown said that nothing is left is removed like any object whose record has ended.
+func TestBurstLate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := burstRig(t, nil)
+		r.world.Inject(fake.Fault{Verb: fake.VerbProvision, Late: 5 * time.Second})
+		sb, err := r.Create(acme, sandboxer.CreateRequest{Profile: "routed"})
+		if err != nil || sb.Extension != "ext.other" || len(sb.Debts) != 0 {
+			t.Fatalf("%+v, %v", sb, err)
+		}
+		time.Sleep(6 * time.Second)
+		if n := len(r.world.Live()); n != 1 {
+			t.Fatalf("%d objects came late", n)
+		}
+		time.Sleep(4 * time.Minute)
+		if n := len(r.world.Live()); n != 0 || r.get(sb.ID).State != sandboxer.Running {
+			t.Errorf("%d objects are left, and it is %s", n, r.get(sb.ID).State)
+		}
+		r.elsewhere(1)
+	})
+}
+
 // TestBurstNowhere: where no candidate is left, the create fails with what each of them is not, and pays nothing.
 func TestBurstNowhere(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
