@@ -34,7 +34,7 @@ func (m *Manager) Forget(ctx context.Context, ref string) (*sandboxer.Sandbox, e
 	}
 	if len(sb.Debts) > 0 {
 		return nil, sandboxer.E(sandboxer.Conflict, nil, "sandbox %s cannot be forgotten: something of it may exist on %s, too", sb.Shown(), sb.Debts[0].Extension).
-			WithHint("bring that extension back; what is there is then removed by itself")
+			WithHint("bring that extension back; what is there is then removed automatically")
 	}
 	b, err := m.backend(sb.Extension)
 	if err != nil {
