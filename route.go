@@ -24,7 +24,7 @@ type RoutePolicy string
 const (
 	RouteWait   RoutePolicy = "wait"   // it waits for room, as long as Profile.Wait says
 	RouteReject RoutePolicy = "reject" // it is refused at once, as Exhausted
-	RouteBurst  RoutePolicy = "burst"  // the next candidate serves it
+	RouteBurst  RoutePolicy = "burst"  // the next candidate serves it; also one that cannot be reached is left
 )
 
 // RoutePolicies lists every policy.

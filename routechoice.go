@@ -47,7 +47,6 @@ const (
 	WhyUnsupported  RouteReason = "unsupported"      // its backend cannot do it
 	WhyPrice        RouteReason = "above_max_cost"   // it costs more than the request allows
 	WhyNoPrice      RouteReason = "price_unknown"    // the request bounds the cost, and the price is not known
-	WhyQuota        RouteReason = "quota"            // the tenant's quota is used up
 	WhyFull         RouteReason = "no_room"          // it has no room now
 	WhyFailing      RouteReason = "failing"          // it failed several times in a row, and is left alone for a while
 	WhyUnavailable  RouteReason = "unavailable"      // its backend cannot be asked now
@@ -58,7 +57,7 @@ const (
 func RouteReasons() []RouteReason {
 	return []RouteReason{
 		WhyOnly, WhyFirst, WhyCheapest, WhyWaits, WhyLater, WhyUnusable, WhyLacks, WhyIsolation, WhyUnknownInput, WhyMissingInput, WhyFixedInput,
-		WhyFixedImage, WhyLimits, WhyNetwork, WhyNotAllowed, WhyInvalid, WhyUnsupported, WhyPrice, WhyNoPrice, WhyQuota, WhyFull, WhyFailing,
+		WhyFixedImage, WhyLimits, WhyNetwork, WhyNotAllowed, WhyInvalid, WhyUnsupported, WhyPrice, WhyNoPrice, WhyFull, WhyFailing,
 		WhyUnavailable, WhyPolicy,
 	}
 }

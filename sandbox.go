@@ -63,6 +63,10 @@ type Sandbox struct {
 	// Route says, for a profile with several candidates, what became of each when the sandbox was made.
 	Route []RouteChoice `json:"route,omitempty"`
 
+	// Debts are what may exist of the sandbox where its create could not make it, and left for another
+	// candidate. The sandbox does not end before each is proven gone.
+	Debts []Debt `json:"debts,omitempty"`
+
 	// RestoredFrom is the snapshot that the sandbox was restored from, RestoredAs the form that was
 	// used: native or portable.
 	RestoredFrom string       `json:"restored_from,omitempty"`

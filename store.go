@@ -154,7 +154,8 @@ type Query struct {
 	IDPrefix  string // beginning of that ID
 	States    []State
 	Labels    map[string]string // all must match
-	DueBefore time.Time         // ExpiresAt or RetryAt set and at or before this
+	DueBefore time.Time         // ExpiresAt or RetryAt, of the sandbox or of a debt, set and at or before this
+	DebtsAt   string            // an extension that one of their debts names
 	Unsettled bool              // something is still on hold for them
 	After     string            // cursor
 	Limit     int               // at most MaxPage; 0 means DefaultPage

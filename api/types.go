@@ -86,6 +86,7 @@ type Sandbox struct {
 	Billing      sandboxer.Billing        `json:"billing,omitempty" doc:"pending: it has ended, and its backend does not know yet what it cost. Its hold stays open until then, an hour at most"`
 
 	Route        []RouteChoice          `json:"route,omitempty" doc:"For a profile with several candidates: what became of each when the sandbox was made"`
+	Debts        []Debt                 `json:"debts,omitempty" doc:"What may exist of it where it could not be made, and is removed before it ends"`
 	RestoredFrom string                 `json:"restored_from,omitempty" doc:"The snapshot it began with"`
 	RestoredAs   sandboxer.SnapshotKind `json:"restored_as,omitempty" doc:"In which form: native or portable"`
 	Pause        *Pause                 `json:"pause,omitempty" doc:"Its pause; absent while it runs"`
@@ -137,6 +138,9 @@ func NewSandbox(sb *sandboxer.Sandbox) Sandbox {
 		out.Secrets[variable] = SecretUse{Name: ref.Name, Version: ref.Version}
 	}
 	out.Route = NewRoute(sb.Route)
+	for _, d := range sb.Debts {
+		out.Debts = append(out.Debts, Debt{Extension: d.Extension, Generation: d.Handle.Generation, Reason: d.Reason, Since: d.Since, Retries: d.Retries, RetryAt: d.RetryAt, LastError: d.LastError})
+	}
 	out.RestoredFrom, out.RestoredAs = sb.RestoredFrom, sb.RestoredAs
 	out.PausedFor, out.ResumedAt = Duration(sb.PausedFor), sb.ResumedAt
 	if p := sb.Pause; !p.At.IsZero() {
@@ -211,6 +215,17 @@ type Plan struct {
 	Workspace     string                  `json:"workspace,omitempty"`
 	User          string                  `json:"user,omitempty"`
 	Changed       []string                `json:"changed,omitempty" doc:"Differences between the sandbox and the request"`
+}
+
+// Debt is what may exist of a sandbox at an extension that could not make it.
+type Debt struct {
+	Extension  string           `json:"extension" example:"ext.local"`
+	Generation int              `json:"generation" example:"1"`
+	Reason     sandboxer.Reason `json:"reason" enum:"replaced" example:"replaced"`
+	Since      time.Time        `json:"since"`
+	Retries    int              `json:"retries,omitempty" doc:"Attempts to remove it"`
+	RetryAt    time.Time        `json:"retry_at" doc:"When it is removed, or that is tried again"`
+	LastError  string           `json:"last_error,omitempty" doc:"Why it could not be removed yet"`
 }
 
 // RouteChoice says what became of one candidate of a profile when a request was routed.

@@ -59,6 +59,11 @@ var pages = []page{
 	{name: "docs/how-to/limit-egress.md", users: both, dir: "project", setup: "sandboxer create --profile local-public --name 7k2mq0xa"},
 	{name: "docs/how-to/snapshot-and-fork.md", users: both, dir: "project", setup: "sandboxer create --name box"},
 	{
+		name: "docs/how-to/burst-to-a-cloud.md", users: []string{"dev"}, dir: "project",
+		setup: "mkdir -p $config/extensions; cp $PAGE/1.yaml $config/extensions/ext.local.yaml",
+	},
+	{name: "docs/how-to/routing.md", users: both, dir: "project"},
+	{
 		name: "docs/how-to/pool.md", users: both, dir: "project",
 		setup: "mkdir -p $config/profiles; cp $PAGE/1.yaml $config/profiles/",
 	},

@@ -9,7 +9,7 @@ import (
 
 // routeForm is the file form of a route.
 type routeForm struct {
-	Policy     sandboxer.RoutePolicy     `yaml:"policy" required:"true" help:"What happens to a request for which the candidate has no room: wait (as long as wait says) or reject (it is refused at once)."`
+	Policy     sandboxer.RoutePolicy     `yaml:"policy" required:"true" help:"What happens to a request for which the candidate has no room: wait (as long as wait says), reject (it is refused at once) or burst (the next candidate serves it, also where one cannot be reached)."`
 	Prefer     sandboxer.RoutePreference `yaml:"prefer" help:"price: self-hosted extensions first, and among them and the others the lowest price; without it the order of the list."`
 	Candidates []candidateForm           `yaml:"candidates" required:"true" nonempty:"true" help:"The extensions, at most 32; the first that can serve a request does."`
 }
@@ -33,12 +33,10 @@ func (f *routeForm) route(d *decoder, p sandboxer.Profile) *sandboxer.Route {
 	switch {
 	case d.places["extension"].key != nil:
 		d.faultKey("route", "", "a profile has either extension or route")
-	case f.Policy == sandboxer.RouteBurst:
-		d.fault("route.policy", "", "the policy burst is not in this build yet: use wait or reject")
 	case f.Policy == sandboxer.RouteWait && p.Wait == 0 && d.places["wait"].key == nil:
 		d.fault("route.policy", "", "the policy wait needs a time to wait: name one (wait)")
-	case f.Policy == sandboxer.RouteReject && p.Wait != 0:
-		d.faultKey("wait", "", "a time to wait has no effect with the policy reject")
+	case f.Policy != sandboxer.RouteWait && p.Wait != 0:
+		d.faultKey("wait", "", "a time to wait has no effect with the policy %s", f.Policy)
 	case f.Prefer != "" && p.Pool.Size > 0:
 		d.faultKey("pool", "", "a pool holds sandboxes of the first candidate, and with a preference another one may come first: leave out one of them")
 	}

@@ -85,7 +85,6 @@ func TestBadRoutes(t *testing.T) {
 		{"both", head + "extension: ext.fake\nroute:\n  policy: reject\n  candidates: [{extension: ext.fake}]\n", "3:1   route: a profile has either extension or route"},
 		{"neither", head, "1:1   extension: required, but missing"},
 		{"nothing", head + "route:\n", "2:1   route: expected a mapping"},
-		{"burst", head + "route:\n  policy: burst\n  candidates: [{extension: ext.fake}]\n", "3:11  route.policy: the policy burst is not in this build yet"},
 		{"policy", head + "route:\n  policy: rejct\n  candidates: [{extension: ext.fake}]\n", `3:11  route.policy: unknown policy "rejct"`},
 		{"preference", head + "route:\n  policy: reject\n  prefer: speed\n  candidates: [{extension: ext.fake}]\n", `4:11  route.prefer: unknown preference "speed": expected price`},
 		{"no policy", head + "route:\n  candidates: [{extension: ext.fake}]\n", "2:1   route.policy: required, but missing"},
@@ -104,6 +103,7 @@ func TestBadRoutes(t *testing.T) {
 		{"inputs of all", head + "inputs: {rep: x}\nroute:\n  policy: reject\n  candidates: [{extension: ext.fake}, {extension: ext.other}]\n", `2:10  inputs.rep: none of ext.fake (adapter "fake") and ext.other (adapter "fake") takes such an input`},
 		{"no wait", head + "route:\n  policy: wait\n  candidates: [{extension: ext.fake}]\n", "3:11  route.policy: the policy wait needs a time to wait"},
 		{"idle wait", head + "wait: 1m\nroute:\n  policy: reject\n  candidates: [{extension: ext.fake}]\n", "2:1   wait: a time to wait has no effect"},
+		{"burst that waits", head + "wait: 1m\nroute:\n  policy: burst\n  candidates: [{extension: ext.fake}]\n", "2:1   wait: a time to wait has no effect with the policy burst"},
 		{"pool", head + "pool: {size: 1}\nroute:\n  policy: reject\n  prefer: price\n  candidates: [{extension: ext.fake}]\n", "2:1   pool: a pool holds sandboxes of the first candidate"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -262,6 +262,16 @@ func choicesText(choices []api.RouteChoice) string {
 	return strings.Join(lines, "\n")
 }
 
+// debtsText is what may exist of a sandbox elsewhere, one a line.
+func debtsText(debts []api.Debt) string {
+	var lines []string
+	for _, d := range debts {
+		lines = append(lines, fmt.Sprintf("%s (%s): since %s it may exist there as generation %d, which is removed; %s",
+			d.Extension, d.Reason, d.Since.UTC().Format(time.RFC3339), d.Generation, retriedText(d.LastError, d.Retries, d.RetryAt)))
+	}
+	return strings.Join(lines, "\n")
+}
+
 func quoteText(q *api.Quote) string {
 	if q == nil {
 		return ""

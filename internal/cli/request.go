@@ -351,6 +351,7 @@ func (p *progress) ready(ctx context.Context, s *session, sb *api.Sandbox) {
 		return
 	}
 	p.changes(sb)
+	p.route(sb)
 	parts := []string{"ready in " + p.took()}
 	if by := isolation(ctx, s, sb); by != "" {
 		parts = append(parts, string(by))
@@ -394,6 +395,18 @@ func (p *progress) changes(sb *api.Sandbox) {
 	if more := len(said) - shown; more > 0 {
 		p.note("changed: %d more; see them with: sandboxer get %s", more, sb.ID)
 	}
+}
+
+// route says that the first candidate did not make sb, and what the one says that did.
+func (p *progress) route(sb *api.Sandbox) {
+	if len(sb.Route) == 0 || sb.Route[0].Verdict == sandboxer.RouteChosen {
+		return
+	}
+	text := "it is on " + sb.Extension
+	if q := sb.Quote; q != nil && q.ByBackend && q.Detail != "" {
+		text += ": " + q.Detail
+	}
+	p.note("%s (%s: %s)", text, sb.Route[0].Extension, sb.Route[0].Reason)
 }
 
 func states(words []string) ([]sandboxer.State, error) {

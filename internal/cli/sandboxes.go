@@ -88,7 +88,7 @@ func sandboxView() view[*api.Sandbox] {
 				{"changed", strings.Join(changes(sb), "\n")}, {"details", pairs(details(sb))},
 				{"price", quoteText(sb.Quote)}, {"max cost", maxCostText(sb.MaxCost)}, {"cost", costText(sb)}, {"metered", usageText(sb.Usage)},
 				{"created", moment(sb.CreatedAt, ago)}, {"made", moment(sb.ProvisionedAt, ago)}, {"ready", moment(sb.ReadyAt, ago)}, {"last used", moment(sb.UsedAt, ago)},
-				{"paused", pauseText(sb)}, {"paused before", durationText(sb.PausedFor)}, {"resumed", moment(sb.ResumedAt, ago)}, {"route", choicesText(sb.Route)}, {"restored from", restoredText(sb)},
+				{"paused", pauseText(sb)}, {"paused before", durationText(sb.PausedFor)}, {"resumed", moment(sb.ResumedAt, ago)}, {"route", choicesText(sb.Route)}, {"debts", debtsText(sb.Debts)}, {"restored from", restoredText(sb)},
 				{"idle", durationText(sb.Idle)}, {"on idle", string(sb.OnIdle)}, {"on ttl", string(sb.OnTTL)},
 				{"expires", moment(sb.ExpiresAt, until)}, {"ending", moment(sb.EndingAt, ago)}, {"ended", moment(sb.EndedAt, ago)},
 				{"last error", retriedText(sb.LastError, sb.Retries, sb.RetryAt)}, {"cleanup", strings.Join(cleanup, "\n")},

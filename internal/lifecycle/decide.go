@@ -28,6 +28,7 @@ const (
 	Pause            Verb = "pause"             // it expired, or is idle: pause it, or go on pausing it
 	End              Verb = "end"               // commit to terminating, then tear down
 	Teardown         Verb = "teardown"          // pay what terminating owes
+	PayDebts         Verb = "pay debts"         // tear down what may exist where it could not be made
 )
 
 // An Action is a verb, with a reason if the verb is end.
@@ -50,7 +51,17 @@ func Decide(sb *sandboxer.Sandbox, seen sandboxer.Liveness, working bool, now, f
 		lost:   seen == Died || dead && !sb.AbsentSince.IsZero() && now.Sub(sb.AbsentSince) >= ConfirmAfter,
 		back:   seen == sandboxer.Alive && !sb.AbsentSince.IsZero(),
 	}
-	switch sb.State {
+	a := f.step()
+	due := sb.DebtsDue()
+	if a.Verb == None && !due.IsZero() && !now.Before(due) && !f.held && sb.State != sandboxer.Terminating { // whose teardown pays them
+		return Action{Verb: PayDebts} // also while a job works on the sandbox: its object is another
+	}
+	return a
+}
+
+// step is what sb itself needs.
+func (f facts) step() Action {
+	switch f.sb.State {
 	case sandboxer.Creating:
 		return f.creating()
 	case sandboxer.Warm, sandboxer.Running:

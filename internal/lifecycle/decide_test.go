@@ -36,6 +36,11 @@ func TestDecide(t *testing.T) {
 		return r
 	}
 
+	owing := func(r record, due time.Duration) record {
+		r.Debts = []sandboxer.Debt{{RetryAt: now.Add(time.Hour)}, {RetryAt: now.Add(due)}}
+		return r
+	}
+
 	ended := func(r sandboxer.Reason) Action { return Action{End, r} }
 	for _, c := range []struct {
 		name    string
@@ -44,6 +49,14 @@ func TestDecide(t *testing.T) {
 		working bool
 		want    Action
 	}{
+		{"it owes, somebody at it", owing(young, 0), unknown, busy, Action{Verb: PayDebts}},
+		{"it owes, nobody at it", owing(young, 0), unknown, false, Action{Verb: Resume}},
+		{"it owes, and runs", owing(run, -time.Hour), alive, false, Action{Verb: PayDebts}},
+		{"it owes later", owing(run, 1), alive, false, Action{Verb: None}},
+		{"it owes, and is paused", owing(frozen, 0), alive, false, Action{Verb: PayDebts}},
+		{"it owes, and is missing", owing(run, 0), gone, false, Action{Verb: MarkAbsent}},
+		{"it owes, and ends", owing(in(sandboxer.Terminating, later(run)), 0), unknown, false, Action{Verb: None}},
+		{"it owes, and has expired", owing(past(run), 0), unknown, false, ended(sandboxer.ReasonExpired)},
 		{"creating, somebody at it", young, unknown, busy, Action{Verb: None}},
 		{"creating, nobody at it", young, unknown, false, Action{Verb: Resume}},
 		{"creating, nobody at it, and it is there", young, alive, false, Action{Verb: Resume}},

@@ -99,12 +99,15 @@ func (a *Audit) damaged(sb *sandboxer.Sandbox) {
 func (a *auditing) auditObjects(ctx context.Context) error {
 	for _, e := range a.m.extensions() {
 		if e.Backend == nil { // what was never used has nothing that could be missed
-			items, _, err := a.m.store.Sandboxes(ctx, sandboxer.Query{Extension: e.Info.ID, Limit: 1})
-			if err != nil {
-				return err
-			}
-			if len(items) > 0 {
-				a.violated(invAsked, "", "%s could not be opened: %s", e.Info.ID, e.Info.Problem)
+			for _, q := range []sandboxer.Query{{Extension: e.Info.ID, Limit: 1}, {DebtsAt: e.Info.ID, States: liveStates, Limit: 1}} {
+				items, _, err := a.m.store.Sandboxes(ctx, q)
+				if err != nil {
+					return err
+				}
+				if len(items) > 0 {
+					a.violated(invAsked, "", "%s could not be opened: %s", e.Info.ID, e.Info.Problem)
+					break
+				}
 			}
 			continue
 		}

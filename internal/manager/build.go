@@ -36,13 +36,19 @@ func (m *Manager) resume(ctx context.Context, j *job, id string, generation int)
 // same for a new record and for one that another process left half made: Provision is
 // idempotent in the generation, so that a lost answer is simply asked for again.
 func (wk work) build(ctx context.Context) (*sandboxer.Sandbox, error) {
-	b, err := wk.m.backend(wk.sb.Extension)
 	var reach sandboxer.Reachability
-	if err == nil {
-		reach, err = wk.on(b).prepare(ctx)
-	}
-	if err != nil {
-		return nil, wk.failCreate(ctx, err)
+	for failed := map[string]error{}; ; {
+		b, err := wk.m.backend(wk.sb.Extension)
+		if err == nil {
+			reach, err = wk.on(b).prepare(ctx)
+		}
+		if err == nil {
+			break
+		}
+		if err = wk.goOn(ctx, failed, err); err != nil {
+			return nil, wk.failCreate(ctx, err)
+		}
+		defer wk.m.extension(wk.sb.Extension).breaker.end(wk.j.trial)
 	}
 	if lifecycle.IsPooled(wk.sb) {
 		return wk.addToPool(ctx, reach)

@@ -77,8 +77,14 @@ func (c *capacity) answer(free int, err error) {
 // noRoom says why the extension of a request of a routed profile can take no sandbox now: full if it has no
 // room, err if it cannot say.
 func (c *creation) noRoom(ctx context.Context) (full, err error) {
-	if !c.isRouted() || c.Routing.Profile.Route.Policy == sandboxer.RouteWait { // its line knows only of max
+	if !c.isRouted() {
 		return nil, nil
+	}
+	if c.Routing.Profile.Route.Policy == sandboxer.RouteWait { // its line knows only of max
+		if c.m.rooms.anybody(c.Extension, "") {
+			full = sandboxer.E(sandboxer.Exhausted, nil, "other requests wait for room on %s", c.Extension)
+		}
+		return full, nil
 	}
 	free, err := c.ext.room(ctx)
 	switch {

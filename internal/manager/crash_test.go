@@ -41,6 +41,7 @@ const (
 // A script is what one life of a broker does.
 type script struct {
 	Dir, Socket, Owner string
+	Other              string // the socket of another world, if the scenario needs one
 	Log                string // of the world
 	Kill               point  // die here; empty means not at all
 	Scenario           string
@@ -130,6 +131,18 @@ func (s script) live() (out outcome, err error) {
 	if err != nil {
 		return out, err
 	}
+	var others []Extension
+	if s.Scenario == "burst" || s.Scenario == "debt" {
+		other, err := fake.Adapter.Open(context.Background(), sandboxer.Env{
+			Extension: "ext.other", Owner: s.Owner, Decode: func(v any) error { v.(*fake.Config).Server = s.Other; return nil },
+		})
+		if err != nil {
+			return out, err
+		}
+		b := backend.New("ext.other", other, backend.Options{})
+		defer b.Close()
+		others = []Extension{{Info: sandboxer.ExtensionInfo{ID: "ext.other", Inputs: fake.Adapter.Inputs}, Backend: b}}
+	}
 	if s.Scenario == "settle" {
 		ext = &lateBiller{Extension: ext.(*fake.Extension)}
 	}
@@ -154,7 +167,13 @@ func (s script) live() (out outcome, err error) {
 	if s.Scenario == "answer" {
 		profiles[1].Ready = sandboxer.ReadyCheck{Command: []string{"true"}}
 	}
-	m, err := New(store, profiles, []Extension{{Info: info, Backend: b}}, opts)
+	if others != nil {
+		profiles[1].Route = &sandboxer.Route{Policy: sandboxer.RouteBurst, Candidates: []sandboxer.Candidate{
+			{Extension: "ext.fake"}, {Extension: "ext.other", Price: &sandboxer.Price{Setup: 30_000, PerHour: 60_000}},
+		}}
+		profiles[1].Extension = ""
+	}
+	m, err := New(store, profiles, append([]Extension{{Info: info, Backend: b}}, others...), opts)
 	if err != nil {
 		return out, err
 	}
@@ -179,7 +198,7 @@ func (s script) live() (out outcome, err error) {
 		}
 	}
 	switch s.Scenario {
-	case "create", "move", "untouched", "answer":
+	case "create", "move", "untouched", "answer", "burst", "debt":
 	case "settle":
 		err := insist(func() error {
 			sb, err := m.Get(acme, out.Sandbox.ID)
@@ -379,6 +398,7 @@ var crashes = map[point]string{
 	pOrphan:       "orphan",
 	pPoolRecord:   "pool", pWarm: "pool", pClaimed: "pool", pClaim: "pool",
 	pDiscard: "pool-dead", pReplaced: "pool-dead",
+	pLeft: "burst", pDebt: "debt", pDebtPaid: "debt",
 }
 
 // TestCrash kills the broker before and after every commit and every effect, once
@@ -394,6 +414,10 @@ func TestCrash(t *testing.T) {
 	startWorld(t, world)
 	remote := fake.Connect(world.Socket)
 	t.Cleanup(remote.Close)
+	other := script{Socket: filepath.Join(dir, "other"), Log: filepath.Join(dir, "otherlog")}
+	startWorld(t, other)
+	elsewhere := fake.Connect(other.Socket)
+	t.Cleanup(elsewhere.Close)
 
 	var n atomic.Int32
 	var lives sync.Map // of an owner in the world: the test
@@ -425,6 +449,17 @@ func TestCrash(t *testing.T) {
 							f := fake.Fault{Verb: fake.VerbProvision, ID: id, Kind: sandboxer.Unavailable, Untouched: scenario == "untouched", Times: kills}
 							if err := remote.Inject(t.Context(), f); err != nil {
 								t.Fatal(err)
+							}
+						case "burst", "debt":
+							s.ID, s.Other = id, other.Socket
+							faults := []fake.Fault{{Verb: fake.VerbProvision, ID: id, Lost: true, Times: 1}}
+							if scenario == "debt" {
+								faults = append(faults, fake.Fault{Verb: fake.VerbTeardown, ID: id, Kind: sandboxer.Unavailable, Times: 2})
+							}
+							for _, f := range faults {
+								if err := remote.Inject(t.Context(), f); err != nil {
+									t.Fatal(err)
+								}
 							}
 						case "relapse":
 							s.ID = id
@@ -469,6 +504,13 @@ func TestCrash(t *testing.T) {
 	log, err := remote.Log(t.Context())
 	if err != nil {
 		t.Fatal(err)
+	}
+	more, err := elsewhere.Log(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range fake.Audit(more, true) {
+		t.Errorf("the other world: %s", f)
 	}
 	of := map[string][]fake.Entry{}
 	for _, e := range log {

@@ -52,6 +52,9 @@ const (
 	pReplaced      point = "claim.replaced"    // commit: the next generation
 	pRetry         point = "retry"             // commit: a step failed and is to be repeated
 	pOrphan        point = "sweep.orphan"      // effect
+	pLeft          point = "burst.left"        // commit: the next candidate and generation, and what may exist at the last one
+	pDebt          point = "debt.teardown"     // effect
+	pDebtPaid      point = "debt.paid"         // commit: it is gone, or is to be tried again
 )
 
 var points = []point{
@@ -64,6 +67,7 @@ var points = []point{
 	pPausing, pFuse, pFreeze, pPaused, pResuming, pUnfreeze, pResumeFailed,
 	pPoolRecord, pWarm, pClaimed, pClaim, pDiscard, pReplaced,
 	pRetry, pOrphan,
+	pLeft, pDebt, pDebtPaid,
 }
 
 // step runs one commit or effect between its two points.

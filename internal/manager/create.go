@@ -79,7 +79,7 @@ func (m *Manager) Plan(ctx context.Context, req sandboxer.CreateRequest) (Plan, 
 	if err != nil {
 		return Plan{}, err
 	}
-	o, route, err := o.routed(ctx, true)
+	o, route, err := o.routed(ctx, true, nil)
 	if err != nil {
 		return Plan{}, err
 	}

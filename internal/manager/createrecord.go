@@ -254,29 +254,40 @@ func (c *creation) create(ctx context.Context, j *job) (*sandboxer.Sandbox, erro
 			return nil, cmp.Or(err, idUnavailable(c.Shown))
 		}
 	}
-	c, route, err := c.routed(ctx, false)
-	if err != nil {
-		return nil, err
+	failed := map[string]error{}
+	for {
+		on, route, err := c.routed(ctx, false, failed)
+		if err != nil {
+			return nil, err
+		}
+		sb, elsewhere, err := on.write(ctx, j, generation, thread, route)
+		if err == nil {
+			defer on.ext.breaker.end(on.trial)
+			return c.m.box(sb).in(j).build(ctx)
+		}
+		on.ext.breaker.end(on.trial)
+		if !elsewhere || !c.bursts() {
+			return nil, err
+		}
+		failed[on.Extension] = err
 	}
-	defer c.ext.breaker.end(c.trial)
-	sb := c.record(generation)
+}
+
+// write writes the record of c, whose candidate is chosen. elsewhere says that another candidate may have the place that
+// this one has not.
+func (c *creation) write(ctx context.Context, j *job, generation int, thread sandboxer.Thread, route []sandboxer.RouteChoice) (_ *sandboxer.Sandbox, elsewhere bool, _ error) {
+	sb, elsewhere, err := c.priced(ctx, generation)
+	if err != nil {
+		return nil, elsewhere, err
+	}
 	sb.Thread = thread
 	if c.isRouted() {
 		sb.Route = route
 	}
-	if err := c.price(ctx, sb); err != nil {
-		return nil, err
-	}
-	if c.Place == "" {
-		if err := c.m.box(sb).choosePlace(ctx, sb.Spec.Env, nil); err != nil {
-			c.ext.heard(ctx, c.trial, sb, err)
-			return nil, err
-		}
-	}
 	if c.From != nil {
 		unpin, err := c.m.pinSealed(ctx, c.From.ID)
 		if err != nil {
-			return nil, err
+			return nil, false, err
 		}
 		defer unpin() // from then on the record says that the snapshot is needed
 	}
@@ -295,24 +306,42 @@ func (c *creation) create(ctx context.Context, j *job) (*sandboxer.Sandbox, erro
 			Events: []sandboxer.Event{ev}, Key: c.Idempotency(sb), Quota: c.m.QuotaFor(sb.Tenant, ofSandboxes...), Room: room,
 		}
 		if c.isRouted() {
-			w.Events = append(w.Events, events.Of(ctx, sb, sandboxer.EventStep, routeText(sb.Extension, route)))
+			w.Events = append(w.Events, events.Of(ctx, sb, sandboxer.EventStep, routeText(sb)))
 		}
 		if c.cold != "" {
 			w.Events = append(w.Events, events.Of(ctx, sb, sandboxer.EventStep, "not from the pool: "+c.cold))
 		}
 		if waited > 0 {
+			sb.Route = withWait(sb.Route, waited)
 			w.Events = append(w.Events, events.Of(ctx, sb, sandboxer.EventStep, "it waited "+sandboxer.FormatDuration(waited)+" for room"))
 		}
 		return c.m.step(pRecord, func() error { return c.m.store.CreateSandbox(ctx, sb, w) })
 	})
 	if err != nil {
-		return nil, c.explainCreateError(ctx, sb, err)
+		return nil, isFull(err), c.explainCreateError(ctx, sb, err)
 	}
 	c.m.events.Notify(sb.ID)
 	c.m.scheduleSweep(time.Time{}, sb.ExpiresAt)
-	j.recorded, j.untried, j.checked, j.trial = true, true, c.asked.checked, c.trial
+	j.recorded = true
+	j.goes(c)
 	j.publishRecord(sb)
-	return c.m.box(sb).in(j).build(ctx)
+	return sb, false, nil
+}
+
+// priced is the record of c with its price and its place. elsewhere says that there is no place here, and may be one
+// on another candidate.
+func (c *creation) priced(ctx context.Context, generation int) (_ *sandboxer.Sandbox, elsewhere bool, _ error) {
+	sb := c.record(generation)
+	if err := c.price(ctx, sb); err != nil {
+		return nil, false, err
+	}
+	if c.Place == "" {
+		if err := c.m.box(sb).choosePlace(ctx, sb.Spec.Env, nil); err != nil {
+			c.ext.heard(ctx, c.trial, sb, err)
+			return nil, isLeft(err), err
+		}
+	}
+	return sb, false, nil
 }
 
 // price completes the record of c: the backend's check, the environment, and

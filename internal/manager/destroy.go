@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/backend"
 	"github.com/sand-boxer/sandboxer/internal/events"
 	"github.com/sand-boxer/sandboxer/internal/lifecycle"
 )
@@ -139,6 +140,9 @@ func (bx box) teardown(ctx context.Context) error {
 		return err
 	}
 	report, err := bx.teardownObject(ctx)
+	if err == nil {
+		err = bx.payDebts(ctx, time.Time{})
+	}
 	if err != nil {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
@@ -189,15 +193,20 @@ func (bx box) teardownObject(ctx context.Context) (r sandboxer.CleanupReport, er
 	}
 	h := handleOf(bx.sb)
 	err = bx.m.step(pTeardown, func() (err error) { r, err = b.Teardown(ctx, h); return err })
-	if err != nil {
-		return r, err
+	if err == nil {
+		err = doubtGone(ctx, b, bx.sb.Extension, h)
 	}
+	return r, err
+}
+
+// doubtGone asks the backend about an object that it says it tore down.
+func doubtGone(ctx context.Context, b *backend.Backend, extension string, h sandboxer.Handle) error {
 	if b.Can(sandboxer.CanProbe) {
 		if alive, err := b.IsAlive(ctx, h); err == nil && alive == sandboxer.Alive {
-			return r, sandboxer.E(sandboxer.Unavailable, nil, "%s reported that it was removed, but it still exists", bx.sb.Extension)
+			return sandboxer.E(sandboxer.Unavailable, nil, "%s reported that it was removed, but it still exists", extension)
 		}
 	}
-	return r, nil
+	return nil
 }
 
 // handleOf returns the handle of sb, or, when its creation was cut short, one that
@@ -221,7 +230,7 @@ func (bx box) scheduleRetry(ctx context.Context, cause error) error {
 			sb.Retries++
 			sb.LastError = sandboxer.Message(cause)
 			wait := lifecycle.Backoff(sb.Retries, rand.Float64())
-			if !sb.AbsentSince.IsZero() { // its object is gone: nothing far away has to come back first
+			if !sb.AbsentSince.IsZero() && len(sb.Debts) == 0 { // its object is gone: nothing far away has to come back first
 				wait = min(wait, probeEvery)
 			}
 			sb.RetryAt = now().Add(wait)

@@ -230,7 +230,7 @@ func TestSnapshotFields(t *testing.T) {
 		},
 		Withheld: fieldtest.Withheld{
 			"Name": "a name of its own", "Thread": "a restored one has an ID of its own", "Consumer": "who asks for the restored one", "State": now, "Reason": now, "Message": now, "Fault": now, "Hint": now,
-			"Spec.Env": "sealed apart (sealFor)", "SealedEnv": "sealed anew for the snapshot (sealFor)", "Handle": now, "Reachability": now, "Opened": now, "Cleanup": now,
+			"Spec.Env": "sealed apart (sealFor)", "Debts": now, "SealedEnv": "sealed anew for the snapshot (sealFor)", "Handle": now, "Reachability": now, "Opened": now, "Cleanup": now,
 			"Quote": now, "Cost": now, "Usage": now, "Billing": now, "MaxCost": now, "Route": now, "RestoredAs": "how the source began; its parent is named", "Pause": now, "PausedFor": now, "Pool": now, "PooledAt": now,
 			"Version": now, "Retries": now, "LastError": now, "AbsentSince": now, "UnresponsiveSince": now, "CreatedAt": now, "ProvisionedAt": now, "ReadyAt": now,
 			"ResumedAt": now, "UsedAt": now, "Untouched": now, "ExpiresAt": now, "RetryAt": now, "EndingAt": now, "EndedAt": now, "Unconfirmed": now, "Damaged": now, "Found": now,

@@ -32,6 +32,10 @@ func (m *Manager) Forget(ctx context.Context, ref string) (*sandboxer.Sandbox, e
 		return nil, sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is being removed, and nothing has failed so far", sb.Shown()).
 			WithHint("check its state: sandboxer get %s", sb.Shown())
 	}
+	if len(sb.Debts) > 0 {
+		return nil, sandboxer.E(sandboxer.Conflict, nil, "sandbox %s cannot be forgotten: something of it may exist on %s, too", sb.Shown(), sb.Debts[0].Extension).
+			WithHint("bring that extension back; what is there is then removed automatically")
+	}
 	b, err := m.backend(sb.Extension)
 	if err != nil {
 		return nil, err

@@ -88,6 +88,11 @@ func (j *job) publishRecord(sb *sandboxer.Sandbox) {
 	})
 }
 
+// goes notes that the record for c is committed, on the candidate of c, and that nothing was sent there yet.
+func (j *job) goes(c *creation) {
+	j.untried, j.checked, j.trial, j.continued = true, c.asked.checked, c.trial, false
+}
+
 // working reports whether a job is in flight on id.
 func (m *Manager) working(id string) bool {
 	m.mu.Lock()

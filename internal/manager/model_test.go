@@ -69,9 +69,14 @@ func TestModel(t *testing.T) {
 func playModel(t *testing.T, rt *rapid.T) {
 	meter := rapid.SampledFrom([]sandboxer.Credits{60_000, 240_000}).Draw(rt, "meter")
 	bills := rapid.SampledFrom([]time.Duration{0, 1, 20 * time.Minute, 2 * time.Hour}).Draw(rt, "bills")
+	other := fake.NewWorld()
+	defer other.Close()
 	m := &model{
 		rig: newRig(t, func(s *setup) {
 			quiet(s)
+			s.other = other
+			s.profiles = append(s.profiles, sandboxer.Profile{ID: "profile.burst", TTL: time.Hour, MaxTTL: 2 * time.Hour, MaxPaused: time.Hour,
+				Route: &sandboxer.Route{Policy: sandboxer.RouteBurst, Candidates: []sandboxer.Candidate{{Extension: "ext.fake"}, {Extension: "ext.other"}}}})
 			s.profiles[0].MaxPaused, s.profiles[1].MaxPaused = time.Hour, time.Hour
 			s.profiles[1].OnCost = sandboxer.CostExtend
 			s.opts.SweepEvery = 30 * time.Second
@@ -126,7 +131,7 @@ func (m *model) doCreate(t *rapid.T) {
 	m.settle()
 	id := someID(t)
 	req := sandboxer.CreateRequest{
-		Profile: rapid.SampledFrom([]string{"paid", "test"}).Draw(t, "profile"),
+		Profile: rapid.SampledFrom([]string{"paid", "test", "burst"}).Draw(t, "profile"),
 		TTL:     rapid.SampledFrom([]time.Duration{time.Minute, time.Hour}).Draw(t, "ttl"),
 		Inputs:  map[string]string{"sandbox_id": id},
 	}
@@ -208,10 +213,13 @@ func (m *model) doExtend(t *rapid.T) {
 	}
 }
 
+// objects are those of both worlds. The other one does what it is told.
+func (m *model) objects() []fake.Object { return append(m.world.Live(), m.setup.other.Live()...) }
+
 // believe assumes that sb lives on unchanged, unless it is on its way to another state, or its
 // object died without being noticed yet.
 func (m *model) believe(sb *sandboxer.Sandbox) {
-	stands := slices.ContainsFunc(m.world.Live(), func(o fake.Object) bool {
+	stands := slices.ContainsFunc(m.objects(), func(o fake.Object) bool {
 		return o.Spec.ID == sb.ID && o.Spec.Generation == lifecycle.ObjectGeneration(sb)
 	})
 	if sb.State == sandboxer.Running && stands || sb.State == sandboxer.Paused && (stands || !lifecycle.HasReadyObject(sb)) {
@@ -399,7 +407,7 @@ func (m *model) doDie(t *rapid.T) {
 // checkNoneStranded: no state outlives an object that is gone where the backend does what is asked.
 func (m *model) checkNoneStranded(t *rapid.T) {
 	there := map[generationKey]bool{}
-	for _, o := range m.world.Live() {
+	for _, o := range m.objects() {
 		there[generationKey{o.Spec.ID, o.Spec.Generation}] = true
 	}
 	missing := map[stranded]time.Time{}
@@ -467,8 +475,10 @@ func (m *model) end(t *rapid.T) {
 	time.Sleep(62 * time.Minute) // bills that are pending
 	m.settle()
 	m.sound(t)
-	if faults := fake.Audit(m.world.Log(), true); len(faults) > 0 {
-		t.Fatalf("world: %q", faults)
+	for _, w := range []*fake.World{m.world, m.setup.other} {
+		if faults := fake.Audit(w.Log(), true); len(faults) > 0 {
+			t.Fatalf("world: %q", faults)
+		}
 	}
 	if left := m.world.Snapshots(); len(left) > 0 {
 		t.Fatalf("snapshots are left: %q", left)

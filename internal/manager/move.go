@@ -21,6 +21,9 @@ func (bx box) move(ctx context.Context, next sandboxer.State, change func(*sandb
 		if err := change(sb, w); err != nil {
 			return err
 		}
+		if next == sandboxer.Terminated && len(sb.Debts) > 0 {
+			return sandboxer.E(sandboxer.Internal, nil, "sandbox %s cannot end: something may exist of it on %s", sb.Shown(), sb.Debts[0].Extension)
+		}
 		if next == sandboxer.Terminating {
 			sb.Unconfirmed = "" // its object goes, whose ever it is
 		}
@@ -50,18 +53,19 @@ func (bx box) update(ctx context.Context, change func(*sandboxer.Sandbox, *sandb
 		}
 		err := bx.m.store.UpdateSandbox(ctx, &next, w)
 		if err == nil {
-			expired, retried := bx.sb.ExpiresAt, bx.sb.RetryAt
-			left := bx.sb.TakesRoom() && !next.TakesRoom()
+			expired, retried, owed, from := bx.sb.ExpiresAt, bx.sb.RetryAt, bx.sb.DebtsDue(), bx.sb.Extension
+			left := bx.sb.TakesRoom() && (!next.TakesRoom() || next.Extension != from)
 			*bx.sb = next
 			if bx.sb.State != sandboxer.Running {
 				bx.m.ports.End(bx.sb.ID, 0)
 			}
 			bx.m.events.Notify(bx.sb.ID)
 			if left {
-				bx.m.roomMade(bx.sb.Extension)
+				bx.m.roomMade(from)
 			}
 			bx.m.scheduleSweep(expired, bx.sb.ExpiresAt)
 			bx.m.scheduleSweep(retried, bx.sb.RetryAt)
+			bx.m.scheduleSweep(owed, bx.sb.DebtsDue())
 			return nil
 		}
 		if !isKind(err, sandboxer.Conflict) {

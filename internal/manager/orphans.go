@@ -112,6 +112,8 @@ func (m *Manager) recordStatusOf(ctx context.Context, s objectKey) (tenant strin
 		return "", recordMissing, nil
 	case err != nil && sb == nil:
 		return "", recordLive, err
+	case owes(sb, s):
+		return sb.Tenant, recordLive, nil
 	case sb.Damaged != "" && s.generation > sb.Generation: // which it made last cannot be read
 	case s.generation > lifecycle.ObjectGeneration(sb):
 		return sb.Tenant, recordMissing, nil

@@ -175,21 +175,31 @@ func (ps *pass) recordHost(sb *sandboxer.Sandbox, at sandboxer.Handle) {
 }
 
 // Recorded returns the handles of the sandboxes of an extension that have not ended as far as
-// their records say. A damaged record yields only ID and generation.
+// their records say, and of what may be left there of others. A damaged record yields only ID and generation.
 func Recorded(ctx context.Context, store sandboxer.Store, extension string) ([]sandboxer.Handle, error) {
 	var all []sandboxer.Handle
-	q := sandboxer.Query{Extension: extension, States: liveStates, Limit: sandboxer.MaxPage}
-	for {
-		items, next, err := store.Sandboxes(ctx, q)
-		if err != nil {
-			return nil, err
+	for _, q := range []sandboxer.Query{{Extension: extension}, {DebtsAt: extension}} {
+		q.States, q.Limit = liveStates, sandboxer.MaxPage
+		for {
+			items, next, err := store.Sandboxes(ctx, q)
+			if err != nil {
+				return nil, err
+			}
+			for _, sb := range items {
+				if q.DebtsAt == "" {
+					all = append(all, handleOf(sb))
+				}
+				for _, d := range sb.Debts {
+					if q.DebtsAt == d.Extension {
+						all = append(all, d.Handle)
+					}
+				}
+			}
+			if next == "" {
+				break
+			}
+			q.After = next
 		}
-		for _, sb := range items {
-			all = append(all, handleOf(sb))
-		}
-		if next == "" {
-			return all, nil
-		}
-		q.After = next
 	}
+	return all, nil
 }

@@ -234,6 +234,14 @@ func (c *creation) claimPooled(ctx context.Context, j *job, p *pool) (*sandboxer
 	if err := c.price(ctx, next); err != nil {
 		return nil, err
 	}
+	if c.isRouted() {
+		for _, choice := range c.Routing.Route() {
+			if choice.Verdict == sandboxer.RouteChosen {
+				choice.Price = &next.Quote.Amount
+			}
+			next.Route = append(next.Route, choice.RouteChoice)
+		}
+	}
 	err = c.m.step(pClaimed, func() error {
 		return c.m.box(sb).move(ctx, sandboxer.Creating, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) error {
 			was := *sb

@@ -3,6 +3,7 @@ package manager
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -19,14 +20,19 @@ type said struct {
 }
 
 // routed returns c on the candidate that serves it, with what became of the others. With all, the
-// backends of all candidates are asked; otherwise only of those that the decision needs.
-func (c *creation) routed(ctx context.Context, all bool) (*creation, []sandboxer.RouteChoice, error) {
+// backends of all candidates are asked; otherwise only of those that the decision needs. failed are the
+// extensions that could not make it, and why.
+func (c *creation) routed(ctx context.Context, all bool, failed map[string]error) (*creation, []sandboxer.RouteChoice, error) {
 	r := *c.Routing
 	r.Views = append([]spec.View(nil), r.Views...) // a repeated try asks again
 	on := make([]*creation, len(r.Views))
 	var chosen *creation
 	for i, o := range r.On {
 		if o == nil {
+			continue
+		}
+		if why := failed[o.Extension]; why != nil {
+			r.Views[i].Check = why
 			continue
 		}
 		on[i] = c.on(o)
@@ -109,6 +115,9 @@ func (c *creation) view(ctx context.Context, v *spec.View, try bool) {
 	if v.Check = err; err == nil && known {
 		v.Price = &c.asked.quote.Amount
 	}
+	if c.asked != nil && c.asked.quote.ByBackend {
+		v.Says = c.asked.quote.Detail
+	}
 }
 
 // ask asks the backend whether it takes sb and what that costs, and reports whether the price is known.
@@ -129,20 +138,35 @@ func (c *creation) ask(ctx context.Context, sb *sandboxer.Sandbox) (known bool, 
 	return known, nil
 }
 
+// withWait is a route to a candidate where the request waited for room.
+func withWait(choices []sandboxer.RouteChoice, waited time.Duration) []sandboxer.RouteChoice {
+	out := slices.Clone(choices)
+	for i := range out {
+		if out[i].Verdict == sandboxer.RouteChosen {
+			out[i].Reason, out[i].Detail = sandboxer.WhyWaits, "the request waited "+sandboxer.FormatDuration(waited)+" there for room"
+		}
+	}
+	return out
+}
+
 // isRouted reports whether there is more than one extension that may serve c.
 func (c *creation) isRouted() bool { return c.Routing != nil && c.Routing.Profile.Route != nil }
 
-// routeText says in an event where a request went and why not to the candidates before.
-func routeText(extension string, choices []sandboxer.RouteChoice) string {
+// routeText says in an event where a request went, what the backend says there, and why it did not go to the candidates before.
+func routeText(sb *sandboxer.Sandbox) string {
+	text := "it goes to " + sb.Extension
+	if sb.Quote.ByBackend && sb.Quote.Detail != "" {
+		text += " (" + sb.Quote.Detail + ")"
+	}
 	var refused []string
-	for _, c := range choices {
+	for _, c := range sb.Route {
 		if c.Verdict == sandboxer.RouteChosen {
 			break
 		}
 		refused = append(refused, fmt.Sprintf("%s: %s", c.Extension, c.Reason))
 	}
 	if len(refused) == 0 {
-		return "it goes to " + extension
+		return text
 	}
-	return "it goes to " + extension + ", and not to " + strings.Join(refused, ", ")
+	return text + ", and not to " + strings.Join(refused, ", ")
 }

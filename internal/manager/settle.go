@@ -47,7 +47,11 @@ func lived(sb *sandboxer.Sandbox, at time.Time) time.Duration {
 // nothing.
 func (bx box) isMetered() bool {
 	sb := bx.sb
-	if sb.ReadyAt.IsZero() || sb.Untouched || sb.Pool != "" || lifecycle.ObjectGeneration(sb) != sb.Generation {
+	if sb.ReadyAt.IsZero() || sb.Untouched || sb.Pool != "" {
+		return false
+	}
+	resumed := !sb.ResumedAt.IsZero() || lifecycle.IsPaused(sb) // else its former objects never were ready
+	if lifecycle.ObjectGeneration(sb) != sb.Generation && resumed {
 		return false
 	}
 	b, err := bx.m.backend(sb.Extension)

@@ -176,6 +176,7 @@ func (ps *pass) sweepRecords(ctx context.Context, due time.Time) error {
 func (ps *pass) sweepOne(sb *sandboxer.Sandbox, seen sandboxer.Liveness) {
 	ps.m.scheduleSweep(sb.ExpiresAt, sb.ExpiresAt)
 	ps.m.scheduleSweep(sb.RetryAt, sb.RetryAt)
+	ps.m.scheduleSweep(sb.DebtsDue(), sb.DebtsDue())
 	stored := sb.UsedAt
 	working := ps.m.working(sb.ID)
 	seen = ps.m.box(sb).interpret(seen)
@@ -247,6 +248,8 @@ func (ps *pass) applyAction(sb *sandboxer.Sandbox, seen sandboxer.Liveness, work
 		if cur, err = ps.m.store.SandboxGeneration(ctx, sb.ID, sb.Generation); err == nil && still(cur) {
 			err = ps.retryTeardown(ctx, cur)
 		}
+	case lifecycle.PayDebts:
+		err = ps.m.box(sb).payDebts(ctx, now())
 	}
 	if err != nil && err != errNotNeeded && ctx.Err() == nil {
 		ps.count(func(r *SweepReport) { r.Failed++ })

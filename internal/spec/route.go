@@ -26,7 +26,6 @@ type View struct {
 
 	Refusal error     // what our own rules refuse there
 	Check   error     // what the backend refuses: its words
-	Quota   error     // the tenant's quota is used up
 	Full    error     // no room on the extension or in the profile
 	RetryAt time.Time // not zero: the extension fails, and is left alone until then
 
@@ -34,6 +33,7 @@ type View struct {
 
 	Asked bool               // the backend was asked for Check and Price
 	Price *sandboxer.Credits // for TTL; nil if it is not known
+	Says  string             // of the backend, with its quote
 	TTL   time.Duration      // of the sandbox there
 }
 
@@ -168,6 +168,9 @@ func Route(p sandboxer.Profile, ask *Ask, views []View) []Choice {
 			served, c.Verdict = c.Extension, sandboxer.RouteChosen
 			c.Reason, c.Detail = chosenFor(p, waits)
 		}
+		if v.Says != "" && p.Route != nil && c.Verdict != sandboxer.RouteRefused {
+			c.Detail += ": " + v.Says
+		}
 		out = append(out, c)
 	}
 	return out
@@ -232,8 +235,6 @@ func (v *View) judge(ask *Ask) (why sandboxer.RouteReason, detail string, err er
 	case ask.MaxCost > 0 && v.Price != nil && *v.Price > ask.MaxCost:
 		err = OverMaxCost(*v.Price, v.TTL, ask.MaxCost)
 		return sandboxer.WhyPrice, plain(err), err
-	case v.Quota != nil:
-		return sandboxer.WhyQuota, "the tenant's quota is used up; destroy a sandbox, or ask an administrator for more", v.Quota
 	case !v.RetryAt.IsZero():
 		e := sandboxer.E(sandboxer.Unavailable, nil, "extension %s failed several times in a row, and is tried again at %s", v.Profile.Extension, v.RetryAt.UTC().Format(time.RFC3339))
 		e.RetryAfter = v.RetryAfter

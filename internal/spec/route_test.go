@@ -33,7 +33,6 @@ var (
 	small     change = func(v *View) { v.Bounds.Limits = sandboxer.Limits{MilliCPU: 1000, MemoryBytes: 1 << 30, PIDs: 10} }
 	offline   change = func(v *View) { v.Bounds.Network = &sandboxer.NetworkPolicy{Mode: sandboxer.NetworkNone} }
 	full      change = func(v *View) { v.Full = sandboxer.E(sandboxer.Exhausted, nil, "host 10.0.0.9 is full") }
-	noQuota   change = func(v *View) { v.Quota = sandboxer.E(sandboxer.Exhausted, nil, "quota") }
 	failing   change = func(v *View) { v.RetryAt = time.Date(2030, 1, 1, 12, 0, 0, 0, time.UTC) }
 )
 
@@ -68,7 +67,6 @@ var routeRows = []struct {
 	{name: "one of an unknown price", ask: Ask{MaxCost: 5}, a: []change{metered, unknownPrice}, want: "-a price_unknown"},
 	{name: "one of our own, of an unknown price", ask: Ask{MaxCost: 5}, a: []change{unknownPrice}, want: "a only"},
 	{name: "one that was not asked for its price yet", ask: Ask{MaxCost: 5}, a: []change{metered}, want: "a only"},
-	{name: "one without a quota", a: []change{noQuota}, want: "-a quota"},
 	{name: "one that fails", a: []change{failing}, want: "-a failing"},
 
 	{name: "as listed", policy: "burst", want: "a first, b later"},
@@ -92,7 +90,6 @@ var routeRows = []struct {
 	{name: "the second is full, too", policy: "burst", a: []change{full}, b: []change{full}, c: []change{}, want: "-a no_room, -b no_room, c first"},
 	{name: "all full", policy: "burst", a: []change{full}, b: []change{full}, want: "-a no_room, -b no_room"},
 	{name: "a later one is full", policy: "burst", b: []change{full}, c: []change{}, want: "a first, -b no_room, c later"},
-	{name: "the quota is the tenant's", policy: "burst", a: []change{noQuota}, b: []change{noQuota}, want: "-a quota, -b quota"},
 
 	{name: "input of the second alone", policy: "burst", ask: Ask{Inputs: map[string]string{"repo": "."}}, a: []change{noInputs}, want: "-a unknown_input, b first"},
 	{name: "input of none", policy: "burst", ask: Ask{Inputs: map[string]string{"x": "y"}}, want: "-a unknown_input, -b unknown_input"},

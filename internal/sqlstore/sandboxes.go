@@ -165,6 +165,9 @@ func sandboxFilter(q sandboxer.Query) filter {
 	if q.Extension != "" {
 		f.add("extension = ?", q.Extension)
 	}
+	if q.DebtsAt != "" {
+		f.add(`CASE WHEN instr(data, '"debts":') > 0 AND json_valid(data) THEN EXISTS (SELECT 1 FROM json_each(data, '$.debts') AS debt WHERE debt.value ->> '$.extension' = ?) END`, q.DebtsAt)
+	}
 	if q.Name != "" {
 		f.add("name = ? AND name <> ''", q.Name) // as the index of live names has it
 	}
@@ -203,6 +206,10 @@ func sandboxValues(sb *sandboxer.Sandbox) ([]any, error) {
 	for _, t := range []*time.Time{&r.AbsentSince, &r.UnresponsiveSince, &r.CreatedAt, &r.ProvisionedAt, &r.ReadyAt, &r.ResumedAt, &r.PooledAt, &r.Pause.At, &r.UsedAt, &r.ExpiresAt, &r.RetryAt, &r.EndingAt, &r.EndedAt, &r.Spec.Fuse, &r.Usage.At} {
 		*t = toMicros(*t)
 	}
+	r.Debts = slices.Clone(sb.Debts)
+	for i := range r.Debts {
+		r.Debts[i].Since, r.Debts[i].RetryAt = toMicros(r.Debts[i].Since), toMicros(r.Debts[i].RetryAt)
+	}
 	data, err := json.Marshal(&r)
 	if err != nil {
 		return nil, sandboxer.E(sandboxer.Invalid, err, "the record of sandbox %s cannot be stored", sb.ID)
@@ -217,20 +224,22 @@ func sandboxValues(sb *sandboxer.Sandbox) ([]any, error) {
 	if sb.State == sandboxer.Terminated {
 		ended = micros(sb.EndedAt)
 	}
-	return []any{sb.Tenant, sb.Shown(), sb.Name, sb.Profile, sb.Extension, string(sb.State), earlier(r.ExpiresAt, r.RetryAt), ended, sb.TakesRoom(), string(labels), string(data),
+	return []any{sb.Tenant, sb.Shown(), sb.Name, sb.Profile, sb.Extension, string(sb.State), earliest(r.ExpiresAt, r.RetryAt, r.DebtsDue()), ended, sb.TakesRoom(), string(labels), string(data),
 		[]byte(sb.Handle.Data), sb.SealedEnv, sb.ID, sb.Generation}, nil
 }
 
-// earlier returns the earlier of the times at which the sweep has work, or nil if
-// both are zero.
-func earlier(expires, retry time.Time) any {
-	switch {
-	case expires.IsZero() && retry.IsZero():
-		return nil
-	case expires.IsZero() || !retry.IsZero() && retry.Before(expires):
-		return micros(retry)
+// earliest returns the earliest of the times at which the sweep has work, or nil if all are zero.
+func earliest(times ...time.Time) any {
+	var first time.Time
+	for _, t := range times {
+		if first.IsZero() || !t.IsZero() && t.Before(first) {
+			first = t
+		}
 	}
-	return micros(expires)
+	if first.IsZero() {
+		return nil
+	}
+	return micros(first)
 }
 
 func noSandbox(id string, generation int) error {

@@ -122,9 +122,9 @@ func snapshotValues(r *sandboxer.SnapshotRecord) ([]any, error) {
 	if err != nil {
 		return nil, sandboxer.E(sandboxer.Invalid, err, "the record of snapshot %s cannot be stored", r.ID)
 	}
-	due := earlier(c.ExpiresAt, c.RetryAt)
+	due := earliest(c.ExpiresAt, c.RetryAt)
 	if r.State == sandboxer.SnapshotDropped {
-		due = earlier(c.DroppedAt, time.Time{}) // for ForgetHistory
+		due = earliest(c.DroppedAt, time.Time{}) // for ForgetHistory
 	}
 	return []any{r.Tenant, r.Name, r.SandboxID, r.Parent, string(r.Purpose), string(r.State),
 		due, string(data), r.SealedEnv, r.ID}, nil

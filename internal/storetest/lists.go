@@ -30,7 +30,11 @@ func listOrder(s *suite) {
 func listed(s *suite) {
 	make := func(id string, edit func(*sandboxer.Sandbox)) { s.create(id, 1, edit) }
 	make("aa", func(sb *sandboxer.Sandbox) { sb.Tenant, sb.Name, sb.State = "t1", "web", sandboxer.Running })
-	make("ab", func(sb *sandboxer.Sandbox) { sb.Tenant, sb.Name, sb.Profile = "t2", "web", "profile.big" })
+	make("ab", func(sb *sandboxer.Sandbox) {
+		sb.Tenant, sb.Name, sb.Profile = "t2", "web", "profile.big"
+		sb.ExpiresAt = start.Add(time.Hour)
+		sb.Debts = []sandboxer.Debt{{Extension: "ext.near", Reason: sandboxer.ReasonReplaced, RetryAt: start.Add(time.Minute)}, {Extension: "ext.gone", RetryAt: start.Add(time.Second)}}
+	})
 	make("ba", func(sb *sandboxer.Sandbox) { sb.Tenant, sb.Extension, sb.State = "t1", "ext.far", sandboxer.Paused })
 	make("bb", func(sb *sandboxer.Sandbox) {
 		sb.Tenant, sb.State, sb.Extension = "t1", sandboxer.Terminated, "ext.far"
@@ -60,6 +64,10 @@ func listFilters(s *suite) {
 		{"states", sandboxer.Query{States: []sandboxer.State{sandboxer.Paused, sandboxer.Terminated, sandboxer.Creating}}, []string{"bb", "ba", "ab"}},
 		{"labels", sandboxer.Query{Labels: map[string]string{"env": "ci"}}, []string{"bb"}},
 		{"due", sandboxer.Query{DueBefore: start}, []string{"bb"}},
+		{"due for a debt", sandboxer.Query{DueBefore: start.Add(time.Second)}, []string{"bb", "ab"}},
+		{"debts", sandboxer.Query{DebtsAt: "ext.near"}, []string{"ab"}},
+		{"debts of a second", sandboxer.Query{DebtsAt: "ext.gone"}, []string{"ab"}},
+		{"no debts", sandboxer.Query{DebtsAt: "ext.local"}, []string{}},
 		{"unknown tenant", sandboxer.Query{Tenant: "t"}, []string{}},
 	} {
 		if got := s.list(c.q); !slices.Equal(got, c.want) {
