@@ -41,7 +41,7 @@ type UsageRow struct {
 	Charged Credits    `json:"charged"`           // by this row
 	Cost    Credits    `json:"cost"`              // by the meter if it counts, else by the clock and the quote
 	Overrun Credits    `json:"overrun,omitempty"` // part of Cost that is charged by no row
-	Final   bool       `json:"final,omitempty"`   // Cost is the backend's last word
+	Final   bool       `json:"final,omitempty"`   // no correction follows
 	Meter   Usage      `json:"meter,omitzero"`    // last reading of the backend's meter; zero if there was none
 	Quote   MeterQuote `json:"quote,omitzero"`
 }
