@@ -220,10 +220,10 @@ func (w *worker) next(ctx context.Context) (more bool, err error) {
 	if err == nil {
 		err = w.send(ctx, &st, batch, again)
 	}
-	if err == nil || errors.Is(err, sandboxer.Conflict) || ctx.Err() != nil { // Conflict: a replay has moved it
+	if err == nil || sandboxer.KindOf(err) == sandboxer.Conflict || ctx.Err() != nil { // Conflict: a replay has moved it
 		return true, nil
 	}
-	stopped := errors.Is(err, sandboxer.NotFound)
+	stopped := sandboxer.KindOf(err) == sandboxer.NotFound
 	note := w.store.Write(ctx, sandboxer.Writes{Sink: &sandboxer.SinkChange{
 		Name: st.Name, From: st.Seq, To: st.Seq, Problem: sandboxer.Message(err), At: time.Now(), Stopped: stopped}})
 	if stopped && note == nil {
@@ -241,7 +241,7 @@ func (w *worker) send(ctx context.Context, st *sandboxer.SinkState, batch []item
 		}
 		return w.out.deliver(ctx, batch)
 	})
-	refused := errors.Is(err, sandboxer.Invalid)
+	refused := sandboxer.KindOf(err) == sandboxer.Invalid
 	if refused && len(batch) > 1 {
 		half := len(batch) / 2
 		if err := w.send(ctx, st, batch[:half], again); err != nil {
@@ -274,13 +274,16 @@ func (w *worker) send(ctx context.Context, st *sandboxer.SinkState, batch []item
 	return err
 }
 
-// state returns how far the sink is.
+// state returns how far the sink is. A new one is noted first, at the beginning.
 func (s *Sinks) state(ctx context.Context, name string) (sandboxer.SinkState, error) {
 	all, err := s.store.SinkStates(ctx)
 	for _, st := range all {
 		if st.Name == name {
-			return st, err
+			return st, nil
 		}
+	}
+	if err == nil {
+		err = s.store.Write(ctx, sandboxer.Writes{Sink: &sandboxer.SinkChange{Name: name, At: time.Now()}})
 	}
 	return sandboxer.SinkState{Name: name}, err
 }
