@@ -2,6 +2,8 @@ package api
 
 import (
 	"cmp"
+	"context"
+	"net/url"
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
@@ -89,4 +91,42 @@ type DeadLetter struct {
 // Replay asks for rows to be delivered once more.
 type Replay struct {
 	Since time.Time `json:"since,omitzero" doc:"All rows from then on; without it, the dead letters"`
+}
+
+// Drop gives up dead letters.
+type Drop struct {
+	Rows []int64 `json:"rows,omitempty" maxItems:"1000" doc:"Their numbers; without it, all"`
+}
+
+// UsageRows returns one page of the usage rows, oldest first.
+func (c *Client) UsageRows(ctx context.Context, q UsageQuery) (*List[UsageRow], error) {
+	v := url.Values{}
+	set(v, "tenant", q.Tenant)
+	for name, at := range map[string]time.Time{"since": q.Since, "until": q.Until} {
+		if !at.IsZero() {
+			v.Set(name, at.UTC().Format(time.RFC3339Nano))
+		}
+	}
+	page(v, q.Limit, q.Cursor)
+	return do[*List[UsageRow]](ctx, c, call{method: "GET", path: "/v1/credits/usage", query: v})
+}
+
+// Sinks lists the receivers of usage rows. It needs the admin scope, as all of sinks does.
+func (c *Client) Sinks(ctx context.Context) (*List[Sink], error) {
+	return do[*List[Sink]](ctx, c, call{method: "GET", path: "/v1/credits/sinks"})
+}
+
+// Sink returns one receiver with its dead letters.
+func (c *Client) Sink(ctx context.Context, name string) (*Sink, error) {
+	return do[*Sink](ctx, c, call{method: "GET", path: "/v1/credits/sinks/" + url.PathEscape(name)})
+}
+
+// ReplaySink delivers rows to a receiver once more.
+func (c *Client) ReplaySink(ctx context.Context, name string, r Replay) (*Sink, error) {
+	return do[*Sink](ctx, c, call{method: "POST", path: "/v1/credits/sinks/" + url.PathEscape(name) + "/replay", body: r})
+}
+
+// DropSink gives up dead letters of a receiver.
+func (c *Client) DropSink(ctx context.Context, name string, d Drop) (*Sink, error) {
+	return do[*Sink](ctx, c, call{method: "POST", path: "/v1/credits/sinks/" + url.PathEscape(name) + "/drop", body: d})
 }

@@ -137,6 +137,12 @@ func hostileServer(w http.ResponseWriter, r *http.Request) {
 		answer[api.Balance](w)
 	case p == "credits/entries":
 		answer[api.List[api.Entry]](w)
+	case p == "credits/usage":
+		answer[api.List[api.UsageRow]](w)
+	case p == "credits/sinks":
+		answer[api.List[api.Sink]](w)
+	case strings.HasPrefix(p, "credits/sinks/"):
+		answer[api.Sink](w)
 	case p == "audit":
 		answer[api.Audit](w)
 	case p == "quarantine":
