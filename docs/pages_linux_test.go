@@ -59,6 +59,11 @@ var pages = []page{
 	{name: "docs/how-to/limit-egress.md", users: both, dir: "project", setup: "sandboxer create --profile local-public --name 7k2mq0xa"},
 	{name: "docs/how-to/snapshot-and-fork.md", users: both, dir: "project", setup: "sandboxer create --name box"},
 	{
+		name: "docs/how-to/payments.md", users: []string{"root"}, dir: "project",
+		setup: "mkdir -p $config; sed -e '/fin-hub/,/keys/d' $PAGE/1.yaml >$config/sinks.yaml; sandboxer up; sandboxer destroy $(sandboxer create -q)",
+		after: "sandboxer credits sink show books; rm $config/sinks.yaml; sandboxer reload",
+	},
+	{
 		name: "docs/how-to/pool.md", users: both, dir: "project",
 		setup: "mkdir -p $config/profiles; cp $PAGE/1.yaml $config/profiles/",
 	},

@@ -175,7 +175,7 @@ func newBroker(ctx context.Context, cfg brokerConfig) (_ *broker, err error) {
 	if cfg.MaxStreams > 0 {
 		streams = access.Shares(cfg.MaxStreams)
 	}
-	if b.manager, err = manager.New(b.store, profilesOf(cat), exts, manager.Options{Quotas: cat.Quotas, Sinks: cat.Sinks, Execs: execs, Streams: streams, SnapshotStore: b.snapshots, Owner: b.owner, Key: seal, WentBack: b.store.WentBack(), Log: cfg.Log, History: cfg.History, OOMKilled: cfg.OOMKilled, Pooled: cfg.Pooled, Overrun: cfg.Overrun, Stop: stopTime}); err != nil {
+	if b.manager, err = manager.New(b.store, profilesOf(cat), exts, manager.Options{Quotas: cat.Quotas, Sinks: cat.Sinks, UsageData: func(r sandboxer.UsageRow) any { return api.NewUsageRow(r) }, Execs: execs, Streams: streams, SnapshotStore: b.snapshots, Owner: b.owner, Key: seal, WentBack: b.store.WentBack(), Log: cfg.Log, History: cfg.History, OOMKilled: cfg.OOMKilled, Pooled: cfg.Pooled, Overrun: cfg.Overrun, Stop: stopTime}); err != nil {
 		return nil, err
 	}
 	if err := b.manager.Start(ctx); err != nil {

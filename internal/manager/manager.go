@@ -38,20 +38,23 @@ import (
 
 // Options configure a Manager. Owner and Key are required.
 type Options struct {
-	Owner         string           // installation name, stamped on outside objects
-	Key           []byte           // 32 bytes; seals environments and secrets in the store (AES-256-GCM)
-	Log           *slog.Logger     // nil discards
-	SweepEvery    time.Duration    // default 5s
-	Grace         time.Duration    // default 1m: at start nothing without a record is removed before it; also minimum age of an orphan sighting
-	Workers       int              // concurrent sweep actions per extension, default 8
-	History       time.Duration    // how long ended sandboxes, with their events, are kept; 0 for ever, else at least a day
-	Quotas        sandboxer.Quotas // of tenants; see SetQuotas
-	Sinks         []sandboxer.Sink // receivers of usage rows; see SetSinks
-	WentBack      time.Time        // when the database was found to be older than it had been: the sweep is on hold; zero if it was not, or was accepted
-	SnapshotStore SnapshotStore    // keeps the portable form of snapshots; nil: there are only native ones
-	Snapshots     int              // most snapshots of one tenant that are kept at a time, default 200
-	Stop          time.Duration    // how long Close waits for work that does not stop, default 1m
-	Creates       int              // concurrent provisions per extension, and as many who ask it for a place, default 2*NumCPU but at least 8; others queue
+	Owner      string           // installation name, stamped on outside objects
+	Key        []byte           // 32 bytes; seals environments and secrets in the store (AES-256-GCM)
+	Log        *slog.Logger     // nil discards
+	SweepEvery time.Duration    // default 5s
+	Grace      time.Duration    // default 1m: at start nothing without a record is removed before it; also minimum age of an orphan sighting
+	Workers    int              // concurrent sweep actions per extension, default 8
+	History    time.Duration    // how long ended sandboxes, with their events, are kept; 0 for ever, else at least a day
+	Quotas     sandboxer.Quotas // of tenants; see SetQuotas
+	Sinks      []sandboxer.Sink // receivers of usage rows; see SetSinks
+	// UsageData is the public form of a usage row, in the events that sinks get; nil means the row itself.
+	UsageData func(sandboxer.UsageRow) any
+
+	WentBack      time.Time     // when the database was found to be older than it had been: the sweep is on hold; zero if it was not, or was accepted
+	SnapshotStore SnapshotStore // keeps the portable form of snapshots; nil: there are only native ones
+	Snapshots     int           // most snapshots of one tenant that are kept at a time, default 200
+	Stop          time.Duration // how long Close waits for work that does not stop, default 1m
+	Creates       int           // concurrent provisions per extension, and as many who ask it for a place, default 2*NumCPU but at least 8; others queue
 
 	// Execs and Streams bound the commands and the other uses (files, ports, events) at
 	// once. Without Total, the default is chosen from the file descriptors that the

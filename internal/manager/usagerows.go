@@ -16,7 +16,7 @@ const usageKept = 400 * 24 * time.Hour
 // newSinks returns what delivers the usage rows.
 func (m *Manager) newSinks() *sinks.Sinks {
 	return sinks.New(m.store, m.opts.Sinks, sinks.Options{
-		Owner: m.opts.Owner, Secret: m.secret, Log: m.log,
+		Owner: m.opts.Owner, Secret: m.secret, Log: m.log, Data: m.opts.UsageData,
 		Sent:  func(f func() error) error { return m.step(pSent, f) },
 		Taken: func(f func() error) error { return m.step(pTaken, f) },
 	})

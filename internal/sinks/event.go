@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
-	"github.com/sand-boxer/sandboxer/api"
 )
 
 // eventType is the CloudEvents type of all events. Fields are only added to it; anything else is another type.
@@ -15,14 +14,14 @@ const eventType = "dev.sandboxer.usage.v1"
 
 // event is a CloudEvents 1.0 event about one usage row.
 type event struct {
-	SpecVersion string       `json:"specversion"`
-	ID          string       `json:"id"`
-	Source      string       `json:"source"`
-	Type        string       `json:"type"`
-	Subject     string       `json:"subject"`
-	Time        time.Time    `json:"time"`
-	ContentType string       `json:"datacontenttype"`
-	Data        api.UsageRow `json:"data"`
+	SpecVersion string    `json:"specversion"`
+	ID          string    `json:"id"`
+	Source      string    `json:"source"`
+	Type        string    `json:"type"`
+	Subject     string    `json:"subject"`
+	Time        time.Time `json:"time"`
+	ContentType string    `json:"datacontenttype"`
+	Data        any       `json:"data"`
 }
 
 // An item is a usage row as an event.
@@ -37,7 +36,7 @@ func (s *Sinks) items(rows []sandboxer.UsageRow) (batch []item, err error) {
 	size := 2
 	for _, r := range rows {
 		data, err := json.Marshal(event{SpecVersion: "1.0", ID: r.Key, Source: "urn:sandboxer:" + s.opts.Owner, Type: eventType,
-			Subject: r.Tenant + "/" + cmp.Or(r.ShownID, r.SandboxID), Time: r.At, ContentType: "application/json", Data: api.NewUsageRow(r)})
+			Subject: r.Tenant + "/" + cmp.Or(r.ShownID, r.SandboxID), Time: r.At, ContentType: "application/json", Data: s.opts.Data(r)})
 		if err != nil {
 			return nil, err
 		}

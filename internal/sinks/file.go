@@ -3,13 +3,13 @@ package sinks
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"io"
 	"os"
 	"path/filepath"
 	"slices"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/strictjson"
 )
 
 // A fileOutlet adds lines to the file of that name, one for each event. It makes the file if there is none.
@@ -86,8 +86,10 @@ func (o fileOutlet) last(f *os.File, size int64) (id string, err error) {
 	}
 	if end > 0 {
 		line := tail[bytes.LastIndexByte(tail[:end-1], '\n')+1 : end]
-		var e event
-		if !bytes.HasPrefix(line, []byte(begin)) || json.Unmarshal(line, &e) != nil || e.ID == "" {
+		var e struct {
+			ID string `json:"id"`
+		}
+		if _, err := strictjson.DecodeStored(line, &e); err != nil || !bytes.HasPrefix(line, []byte(begin)) || e.ID == "" {
 			return "", foreign
 		}
 		id = e.ID

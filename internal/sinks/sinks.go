@@ -28,6 +28,7 @@ type Options struct {
 	Owner  string // installation, which is the source of all events
 	Secret func(ctx context.Context, ref sandboxer.SecretRef) (sandboxer.Secret, error)
 	Log    *slog.Logger
+	Data   func(sandboxer.UsageRow) any // public form of a row; nil means the row itself
 	// Backoff is how long a sink is left alone after n failures in a row; nil means a second, and then growing to 15 minutes.
 	Backoff func(n int) time.Duration
 	// Sent and Taken, if not nil, call what delivers a batch, and what commits that it was delivered (crash tests).
@@ -52,6 +53,9 @@ func New(store sandboxer.Store, all []sandboxer.Sink, opts Options) *Sinks {
 			d := min(15*time.Minute, time.Second<<min(max(0, n-1), 10))
 			return time.Duration(float64(d) * (0.75 + rand.Float64()/2))
 		}
+	}
+	if opts.Data == nil {
+		opts.Data = func(r sandboxer.UsageRow) any { return r }
 	}
 	call := func(f func() error) error { return f() }
 	if opts.Sent == nil {

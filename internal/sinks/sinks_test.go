@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/api"
 	"github.com/sand-boxer/sandboxer/internal/sqlstore"
 )
 
@@ -49,7 +50,7 @@ func newRig(t *testing.T) *rig {
 func (r *rig) run(all ...sandboxer.Sink) {
 	r.Helper()
 	r.stop()
-	r.Sinks = New(r.store, all, Options{Owner: "owner", Log: slog.New(slog.DiscardHandler),
+	r.Sinks = New(r.store, all, Options{Owner: "owner", Log: slog.New(slog.DiscardHandler), Data: func(r sandboxer.UsageRow) any { return api.NewUsageRow(r) },
 		Backoff: func(int) time.Duration { return time.Millisecond },
 		Secret: func(_ context.Context, ref sandboxer.SecretRef) (sandboxer.Secret, error) {
 			if v, ok := r.values[ref.Name]; ok && ref.Tenant == "" {
