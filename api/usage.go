@@ -31,7 +31,7 @@ type UsageRow struct {
 
 	Charged Credits `json:"charged" example:"0.08" doc:"What the tenant paid by this row"`
 	Cost    Credits `json:"cost" example:"0.09" doc:"What it cost: by its backend if that knows, else by the time that it ran"`
-	Overrun Credits `json:"overrun" example:"0.01" doc:"The part of cost that nobody pays"`
+	Overrun Credits `json:"overrun" example:"0.01" doc:"The part of cost that is charged to no tenant"`
 	Final   bool    `json:"final" doc:"No correction follows"`
 	Meter   *Usage  `json:"meter,omitempty" doc:"Last reading of the backend's meter"`
 	Quote   Quote   `json:"quote" doc:"The price that was quoted; with the rows of the price book as they were"`
