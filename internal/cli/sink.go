@@ -193,10 +193,9 @@ type column struct {
 // exporter returns a function that writes rows to out, the heading first.
 func exporter(out io.Writer, format string) func([]api.UsageRow) error {
 	if format == "jsonl" {
-		enc := json.NewEncoder(out)
 		return func(rows []api.UsageRow) error {
 			for _, r := range rows {
-				if err := enc.Encode(r); err != nil {
+				if err := printJSONLine(out, r); err != nil {
 					return err
 				}
 			}
