@@ -306,7 +306,7 @@ func TestOneWayOut(t *testing.T) {
 		"encode": true, "printData": true, // of output.go
 		"keep": true, "unreadNote": true, "digestOf": true, // not shown
 		"focusColumns": true, // a cell
-		"suiteRun": true, // the process of the suite, in the form of test2json
+		"suiteRun":     true, // the process of the suite, in the form of test2json
 	}
 	names, err := filepath.Glob("*.go")
 	if err != nil {
