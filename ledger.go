@@ -145,9 +145,15 @@ func (u Usage) Check() error {
 // Billing says how far the bill of a terminated sandbox is.
 type Billing string
 
-// BillingPending is of a terminated sandbox whose backend does not know yet what it cost. Its hold stays open
-// until the backend knows, an hour at most. The empty Billing is of every other sandbox.
-const BillingPending Billing = "pending"
+// The states of a bill. The empty Billing is of every other sandbox.
+const (
+	// BillingPending is of a terminated sandbox whose backend does not know yet what it cost. Its hold stays open
+	// until the backend knows, an hour at most.
+	BillingPending Billing = "pending"
+	// BillingEstimated is of a terminated sandbox that was settled by the clock, because its backend did not know in
+	// time. For a day the backend is asked again; what it then says becomes a usage row, and no charge.
+	BillingEstimated Billing = "estimated"
+)
 
 // EntryType is the kind of a ledger entry.
 type EntryType string

@@ -76,6 +76,16 @@ type Store interface {
 	// do not sum to zero, what is still on hold (positive).
 	OpenHolds(ctx context.Context) ([]OpenHold, error)
 
+	// UsageRows returns up to q.Limit usage rows after q.After, oldest first.
+	UsageRows(ctx context.Context, q UsageQuery) ([]UsageRow, error)
+	// ForgetUsage removes, of the oldest limit usage rows, those that were written before t, with the dead letters
+	// of them. It returns their number; fewer than limit means that no more are left.
+	ForgetUsage(ctx context.Context, t time.Time, limit int) (removed int, err error)
+	// SinkStates returns how far each known sink is, sorted by name.
+	SinkStates(ctx context.Context) ([]SinkState, error)
+	// DeadLetters returns up to q.Limit dead letters, in the order of their rows.
+	DeadLetters(ctx context.Context, q DeadLetterQuery) ([]DeadLetter, error)
+
 	// Secret returns one version of a secret, the newest for a Version of 0. NotFound.
 	Secret(ctx context.Context, ref SecretRef) (SecretRecord, error)
 	// Secrets returns the newest version of each secret of the tenant ("" for the operator's), sorted by name, without
@@ -106,6 +116,8 @@ type Writes struct {
 	// has one (Entry.KeyID).
 	Entries []Entry
 	Cover   bool
+	Usage   []UsageRow      // a row whose Key exists is skipped
+	Sink    *SinkChange     // Conflict as it says; nothing is written then
 	Events  []Event         // Seq is assigned by the store, here too once committed
 	Key     *IdempotencyKey // Conflict when (tenant, key) is taken
 	FreeKey *IdempotencyKey // removed before Key is put, if it still belongs to the same sandbox and generation
@@ -157,8 +169,9 @@ type Query struct {
 	DueBefore time.Time         // ExpiresAt or RetryAt, of the sandbox or of a debt, set and at or before this
 	DebtsAt   string            // an extension that one of their debts names
 	Unsettled bool              // something is still on hold for them
-	After     string            // cursor
-	Limit     int               // at most MaxPage; 0 means DefaultPage
+	Billing   Billing
+	After     string // cursor
+	Limit     int    // at most MaxPage; 0 means DefaultPage
 }
 
 // DefaultPage and MaxPage bound every list.

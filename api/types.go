@@ -83,7 +83,7 @@ type Sandbox struct {
 	Cost         Credits                  `json:"cost" example:"0.00" doc:"Charged so far; final once terminated, unless billing is pending"`
 	MaxCost      Credits                  `json:"max_cost,omitempty" doc:"The most that its request allows to be put on hold"`
 	Usage        *Usage                   `json:"usage,omitempty" doc:"What its backend's meter read last"`
-	Billing      sandboxer.Billing        `json:"billing,omitempty" doc:"pending: it has ended, and its backend does not know yet what it cost. Its hold stays open until then, an hour at most"`
+	Billing      sandboxer.Billing        `json:"billing,omitempty" doc:"pending: it has ended, and its backend does not know yet what it cost. Its hold stays open until then, an hour at most. estimated: it was settled by the time that it ran, and its backend may still say what it cost, for a day"`
 
 	Route        []RouteChoice          `json:"route,omitempty" doc:"For a profile with several candidates: what became of each when the sandbox was made"`
 	Debts        []Debt                 `json:"debts,omitempty" doc:"What may exist of it where it could not be made, and is removed before it ends"`
@@ -147,9 +147,7 @@ func NewSandbox(sb *sandboxer.Sandbox) Sandbox {
 		out.Pause = &Pause{Depth: p.Depth, Snapshot: p.Snapshot, At: p.At, Left: Duration(p.Left), Cause: p.Cause, Attempts: p.Attempts}
 	}
 	out.Billing = sb.Billing
-	if u := sb.Usage; !u.At.IsZero() {
-		out.Usage = &Usage{At: u.At, Cost: Credits(u.Cost), CPU: int64(u.CPU), MiBMillis: u.MiBMillis, RxBytes: u.RxBytes, TxBytes: u.TxBytes, Final: u.Final}
-	}
+	out.Usage = newUsage(sb.Usage)
 	if q := sb.Quote; q.Amount != 0 || q.Setup != 0 || q.PerHour != 0 || q.Duration != 0 || q.Detail != "" {
 		q := NewQuote(sb.Quote)
 		out.Quote = &q

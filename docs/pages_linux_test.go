@@ -64,6 +64,11 @@ var pages = []page{
 	},
 	{name: "docs/how-to/routing.md", users: both, dir: "project"},
 	{
+		name: "docs/how-to/payments.md", users: []string{"root"}, dir: "project",
+		setup: "mkdir -p $config; sed -e '/fin-hub/,/keys/d' $PAGE/1.yaml >$config/sinks.yaml; sandboxer up; sandboxer destroy $(sandboxer create -q)",
+		after: "sandboxer credits sink show books; rm $config/sinks.yaml; sandboxer reload",
+	},
+	{
 		name: "docs/how-to/pool.md", users: both, dir: "project",
 		setup: "mkdir -p $config/profiles; cp $PAGE/1.yaml $config/profiles/",
 	},

@@ -41,7 +41,7 @@ const BuiltIn = "built-in"
 // earlier layer also has replaces that one as a whole.
 type Layer struct {
 	Name string // "built-in", "system", "user", …: shown as the origin
-	// FS holds extensions/*.yaml and profiles/*.yaml (or .yml), quotas.yaml and prices.yaml. Nil holds
+	// FS holds extensions/*.yaml and profiles/*.yaml (or .yml), quotas.yaml, prices.yaml and sinks.yaml. Nil holds
 	// nothing.
 	FS   fs.FS
 	Root string // shown before the names of files of FS
@@ -118,6 +118,7 @@ type Catalog struct {
 	Profiles   []ProfileFile
 	Quotas     sandboxer.Quotas     // of the last layer that has any
 	Prices     []sandboxer.PriceRow // the price book, of the last layer that has one
+	Sinks      []sandboxer.Sink     // of usage rows, of the last layer that has any
 
 	// Own are directories of the broker's own in addition to those of extensions, as sandboxer.Env.Own.
 	Own []string
@@ -196,6 +197,7 @@ type loader struct {
 	profiles map[string]ProfileFile
 	quotas   sandboxer.Quotas
 	prices   []sandboxer.PriceRow
+	sinks    []sandboxer.Sink
 	broken   map[string]bool // IDs whose file is faulty: no reference to them is a second fault
 }
 
@@ -208,7 +210,7 @@ func Load(layers []Layer, adapters []sandboxer.Adapter) (*Catalog, error) {
 	for _, layer := range layers {
 		l.layer(layer)
 	}
-	c := &Catalog{Quotas: l.quotas, Prices: l.prices}
+	c := &Catalog{Quotas: l.quotas, Prices: l.prices, Sinks: l.sinks}
 	for _, e := range l.exts {
 		c.Extensions = append(c.Extensions, e)
 	}
@@ -254,7 +256,7 @@ func (l *loader) layer(layer Layer) {
 		for _, single := range []struct {
 			name string
 			take func(*file, *yaml.Node)
-		}{{quotasFile, l.readQuotas}, {pricesFile, l.readPrices}} {
+		}{{quotasFile, l.readQuotas}, {pricesFile, l.readPrices}, {sinksFile, l.readSinks}} {
 			// A dangling link is a fault, and not the absence of bounds.
 			if _, err := fs.Lstat(layer.FS, single.name); whole && !errors.Is(err, fs.ErrNotExist) {
 				shown := single.name
@@ -279,10 +281,11 @@ func (l *loader) kind(isExt bool, seen map[string]Origin) func(*file, *yaml.Node
 	return func(f *file, n *yaml.Node) { l.profile(f, n, seen) }
 }
 
-// quotasFile has the quotas of tenants, pricesFile the price book.
+// quotasFile has the quotas of tenants, pricesFile the price book, sinksFile the receivers of usage rows.
 const (
 	quotasFile = "quotas.yaml"
 	pricesFile = "prices.yaml"
+	sinksFile  = "sinks.yaml"
 )
 
 func (l *loader) readQuotas(f *file, n *yaml.Node) {
@@ -295,6 +298,12 @@ func (l *loader) readPrices(f *file, n *yaml.Node) {
 	var form pricesForm
 	f.dec.value(reflect.ValueOf(&form).Elem(), n, nil, "", rule{required: true}, 0)
 	l.prices = form.rows(f.dec)
+}
+
+func (l *loader) readSinks(f *file, n *yaml.Node) {
+	var form sinksForm
+	f.dec.value(reflect.ValueOf(&form).Elem(), n, nil, "", rule{required: true}, 0)
+	l.sinks = form.sinks(f.dec)
 }
 
 func (l *loader) unreadable(name string, err error) {

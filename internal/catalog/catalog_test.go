@@ -601,7 +601,7 @@ func TestBuiltin(t *testing.T) {
 
 // TestSchemas holds the published schemas to the types.
 func TestSchemas(t *testing.T) {
-	for _, kind := range []string{KindProfile, KindExtension, KindQuotas, KindPrices} {
+	for _, kind := range []string{KindProfile, KindExtension, KindQuotas, KindPrices, KindSinks} {
 		text, err := Schema(kind)
 		if err != nil {
 			t.Fatal(err)

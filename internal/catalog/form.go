@@ -3,12 +3,15 @@ package catalog
 import (
 	"cmp"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
 	"go.yaml.in/yaml/v4"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/hosted"
 )
 
 // extensionForm is the file form of an extension.
@@ -269,6 +272,42 @@ func (f quotaForm) quota() sandboxer.Quota {
 		}
 	}
 	return q
+}
+
+// sinksForm is the file form of sinks.yaml.
+type sinksForm struct {
+	Sinks map[string]sinkForm `yaml:"sinks" keys:"sink" help:"Receivers of usage rows, by name."`
+}
+
+// sinkForm is one receiver: an endpoint, or a file.
+type sinkForm struct {
+	URL  string   `yaml:"url" help:"HTTP endpoint, https unless it is on this machine, that gets batches of events."`
+	Keys []string `yaml:"keys" format:"secret" unique:"true" help:"The operator's secrets with which its requests are signed; each makes a signature."`
+	File string   `yaml:"file" format:"abspath" help:"In place of url: a file of the server's machine that gets a line for each event."`
+}
+
+// sinks returns the receivers by name.
+func (f sinksForm) sinks(d *decoder) (all []sandboxer.Sink) {
+	if len(f.Sinks) > sandboxer.MaxSinks {
+		d.fault("sinks", "", "there are %d sinks: the most is %d", len(f.Sinks), sandboxer.MaxSinks)
+	}
+	for _, name := range slices.Sorted(maps.Keys(f.Sinks)) {
+		s, at := f.Sinks[name], "sinks."+name
+		switch {
+		case (s.URL == "") == (s.File == ""):
+			d.faultKey(at, "", "a sink has either url or file")
+		case s.File != "" && len(s.Keys) > 0:
+			d.faultKey(at+".keys", "", "keys sign requests to url, and are not for a file")
+		case s.URL != "" && (len(s.Keys) == 0 || len(s.Keys) > sandboxer.MaxSinkKeys):
+			d.faultKey(at, "", "want 1 to %d keys: requests to url are signed", sandboxer.MaxSinkKeys)
+		case s.URL != "":
+			if err := hosted.CheckURL(s.URL); err != nil {
+				d.fault(at+".url", "", "%s", errorText(err))
+			}
+		}
+		all = append(all, sandboxer.Sink{Name: name, URL: s.URL, File: s.File, Keys: s.Keys})
+	}
+	return all
 }
 
 // pricesForm is the file form of prices.yaml.

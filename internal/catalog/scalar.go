@@ -290,6 +290,8 @@ var formats = map[string]format{
 		pattern: lazyRegexp(`^[A-Za-z_][A-Za-z0-9_]{0,254}$`)},
 	"label": {want: "1 to 128 letters, digits and . _ - /, beginning with a letter or digit",
 		pattern: lazyRegexp(`^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$`)},
+	"sink": {want: "1 to 48 characters a-z, 0-9 and inner hyphens",
+		pattern: lazyRegexp(`^[a-z0-9](?:[a-z0-9-]{0,46}[a-z0-9])?$`)},
 	"secret": {want: "1 to 64 letters, digits and . _ -, beginning with a letter or digit",
 		pattern: lazyRegexp(`^` + secretNamePattern + `$`), check: func(s string) bool { return sandboxer.CheckSecretName(s) == nil }},
 	"user": {want: `a user such as "app", "1000" or "1000:1000"`,

@@ -40,6 +40,7 @@ const (
 	KindExtension = "extension"
 	KindQuotas    = "quotas"
 	KindPrices    = "prices"
+	KindSinks     = "sinks"
 )
 
 // Schema returns the JSON Schema of a kind of file, indented. It accepts what the
@@ -65,8 +66,12 @@ func Schema(kind string) ([]byte, error) {
 		s = schemaOf(reflect.TypeFor[pricesForm](), rule{required: true}, reflect.Value{})
 		s.Title = "sandboxer prices"
 		s.Description = "The price book: prices.yaml"
+	case KindSinks:
+		s = schemaOf(reflect.TypeFor[sinksForm](), rule{required: true}, reflect.Value{})
+		s.Title = "sandboxer sinks"
+		s.Description = "Receivers of usage rows: sinks.yaml"
 	default:
-		return nil, sandboxer.E(sandboxer.NotFound, nil, "there is no schema %q: there are %s, %s, %s and %s", clip(kind), KindExtension, KindProfile, KindQuotas, KindPrices)
+		return nil, sandboxer.E(sandboxer.NotFound, nil, "there is no schema %q: there are %s, %s, %s, %s and %s", clip(kind), KindExtension, KindProfile, KindQuotas, KindPrices, KindSinks)
 	}
 	s.Dialect = dialect
 	return indented(s)

@@ -171,7 +171,7 @@ func keyRevokeRun(ctx context.Context, f *factory, id string) error {
 }
 
 func newCmdCredits(f *factory) *cobra.Command {
-	return newGroup("credits", "Money: balances, grants and the ledger", []string{"spend"}, newCmdCreditsBalance(f), newCmdCreditsGrant(f), newCmdCreditsLedger(f))
+	return newGroup("credits", "Money: balances, grants, the ledger, usage", []string{"spend"}, newCmdCreditsBalance(f), newCmdCreditsGrant(f), newCmdCreditsLedger(f), newCmdCreditsExport(f), newCmdSink(f))
 }
 
 func balanceView() view[*api.Balance] {

@@ -175,7 +175,7 @@ func newBroker(ctx context.Context, cfg brokerConfig) (_ *broker, err error) {
 	if cfg.MaxStreams > 0 {
 		streams = access.Shares(cfg.MaxStreams)
 	}
-	if b.manager, err = manager.New(b.store, profilesOf(cat), exts, manager.Options{Quotas: cat.Quotas, Execs: execs, Streams: streams, SnapshotStore: b.snapshots, Owner: b.owner, Key: seal, WentBack: b.store.WentBack(), Log: cfg.Log, History: cfg.History, OOMKilled: cfg.OOMKilled, Pooled: cfg.Pooled, Overrun: cfg.Overrun, Stop: stopTime}); err != nil {
+	if b.manager, err = manager.New(b.store, profilesOf(cat), exts, manager.Options{Quotas: cat.Quotas, Sinks: cat.Sinks, UsageData: func(r sandboxer.UsageRow) any { return api.NewUsageRow(r) }, Execs: execs, Streams: streams, SnapshotStore: b.snapshots, Owner: b.owner, Key: seal, WentBack: b.store.WentBack(), Log: cfg.Log, History: cfg.History, OOMKilled: cfg.OOMKilled, Pooled: cfg.Pooled, Overrun: cfg.Overrun, Stop: stopTime}); err != nil {
 		return nil, err
 	}
 	if err := b.manager.Start(ctx); err != nil {
@@ -291,9 +291,10 @@ func (b *broker) reload(ctx context.Context) (api.Reload, error) {
 		}
 	}
 	b.manager.SetQuotas(cat.Quotas)
+	b.manager.SetSinks(cat.Sinks)
 	r.Quotas = !reflect.DeepEqual(b.cat.Quotas, cat.Quotas)
 	// For extensions, the open ones count, and not the files that were read last.
-	b.cat = &catalog.Catalog{Extensions: b.cat.Extensions, Profiles: cat.Profiles, Quotas: cat.Quotas, Prices: b.cat.Prices}
+	b.cat = &catalog.Catalog{Extensions: b.cat.Extensions, Profiles: cat.Profiles, Quotas: cat.Quotas, Prices: b.cat.Prices, Sinks: cat.Sinks}
 	b.cfg.Log.InfoContext(ctx, "profiles reloaded", "added", r.Added, "changed", r.Changed, "removed", r.Removed, "restart", r.Restart, "quotas", r.Quotas)
 	return r, nil
 }

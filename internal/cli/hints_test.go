@@ -43,6 +43,7 @@ var notTyped = []struct{ begins, why string }{
 	{"--url https://…", "an option of every command, with an address left open"},
 	{"bench", "docs.TestCommands types it"},
 	{"cp", "docs.TestCommands types it"},
+	{"credits sink", "no sink is declared; docs.TestCommands types it"},
 	{"exec x -- CMD…", "leaves the command open"},
 	{"exec x -- make test", "docs.TestCommands types it, in a project with that"},
 	{"exec x -- tar x", "docs.TestCommands types it, with something to unpack"},

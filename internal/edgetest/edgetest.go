@@ -224,7 +224,7 @@ func (b *Broker) BreakDatabase(t testing.TB) {
 			t.Fatal(err)
 		}
 		defer db.Close()
-		for _, table := range []string{"sandboxes", "snapshots", "secrets", "events", "idempotency_keys", "balances", "entries", "open_holds", "spent"} {
+		for _, table := range []string{"sandboxes", "snapshots", "secrets", "events", "idempotency_keys", "balances", "entries", "open_holds", "spent", "usage", "sinks", "dead_letters"} {
 			if _, err := db.Exec("ALTER TABLE " + from + table + " RENAME TO " + to + table); err != nil {
 				t.Fatal(err)
 			}

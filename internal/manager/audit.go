@@ -24,6 +24,7 @@ const (
 	invResolve   = "a hold is resolved once: an ended sandbox has nothing on hold, unless its bill is pending"
 	invPending   = "a bill is pending for an hour at most" // except for two sweeps
 	invOver      = "no more is charged than was on hold"
+	invUsage     = "usage rows charge what was posted"
 	invCost      = "the cost of a sandbox is the amount that was posted for it"
 	invQuote     = "the hold of a live sandbox is the amount that was quoted"
 	invExpired   = "no sandbox runs past its expiry"     // except for two sweeps
@@ -265,7 +266,11 @@ func (m *Manager) recheckRecord(ctx context.Context, k generationKey, judge func
 }
 
 // ledgerSums sums the ledger of one generation.
-type ledgerSums struct{ held, posted, voided sandboxer.Credits }
+type ledgerSums struct {
+	held, posted, voided sandboxer.Credits
+	charged              sandboxer.Credits // by usage rows
+	told                 bool              // whether there are any: former builds wrote none, and old ones are removed
+}
 
 func (b *ledgerSums) add(e sandboxer.Entry) {
 	switch e.Type {
@@ -288,6 +293,8 @@ func (b *ledgerSums) fault(sb *sandboxer.Sandbox) (invariant, detail string) {
 		return invQuote, fmt.Sprintf("generation %d: %s on hold, %s quoted", sb.Generation, open, sb.Quote.Amount)
 	case !sb.State.Live() && open != 0 && sb.Billing != sandboxer.BillingPending:
 		return invResolve, fmt.Sprintf("generation %d ended with %s on hold", sb.Generation, open)
+	case b.told && b.charged != b.posted:
+		return invUsage, fmt.Sprintf("generation %d: usage rows charge %s, %s posted", sb.Generation, b.charged, b.posted)
 	case sb.Cost != b.posted:
 		return invCost, fmt.Sprintf("generation %d cost %s, %s posted", sb.Generation, sb.Cost, b.posted)
 	}
@@ -298,7 +305,18 @@ func (b *ledgerSums) fault(sb *sandboxer.Sandbox) (invariant, detail string) {
 func (a *auditing) auditLedger(ctx context.Context) error {
 	sums := map[generationKey]*ledgerSums{}
 	tenants := map[string]sandboxer.Credits{}
-	err := a.m.entries(ctx, sandboxer.EntryQuery{}, func(e sandboxer.Entry) {
+	err := a.m.usageRows(ctx, func(r sandboxer.UsageRow) { // first: what they say is posted then
+		a.Checked++
+		k := generationKey{r.SandboxID, r.Generation}
+		if sums[k] == nil {
+			sums[k] = &ledgerSums{told: true}
+		}
+		sums[k].charged += r.Charged
+	})
+	if err != nil {
+		return err
+	}
+	err = a.m.entries(ctx, sandboxer.EntryQuery{}, func(e sandboxer.Entry) {
 		a.Checked++
 		if e.SandboxID != "" {
 			k := generationKey{e.SandboxID, e.Generation}
@@ -324,7 +342,7 @@ func (a *auditing) auditLedger(ctx context.Context) error {
 			if invariant, detail = sum.fault(sb); invariant == "" {
 				return true, nil
 			}
-			now := &ledgerSums{} // it may have been settled since
+			now := &ledgerSums{charged: sum.charged, told: sum.told} // it may have been settled since
 			err := a.m.entries(ctx, sandboxer.EntryQuery{SandboxID: k.id}, func(e sandboxer.Entry) {
 				if e.Generation == k.generation {
 					now.add(e)
@@ -348,6 +366,24 @@ func (a *auditing) auditLedger(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// usageRows calls f with every usage row.
+func (m *Manager) usageRows(ctx context.Context, f func(sandboxer.UsageRow)) error {
+	q := sandboxer.UsageQuery{Limit: sandboxer.MaxPage}
+	for {
+		rows, err := m.store.UsageRows(ctx, q)
+		if err != nil {
+			return err
+		}
+		for _, r := range rows {
+			q.After = r.Seq
+			f(r)
+		}
+		if len(rows) < q.Limit {
+			return nil
+		}
+	}
 }
 
 // entries calls f with every ledger entry q selects.

@@ -77,6 +77,13 @@ func TestAuditFinds(t *testing.T) {
 			r.destroy(id)
 			change(r, id, func(sb *sandboxer.Sandbox) { sb.Cost++ })
 		}, invCost},
+		"a usage row that charges another amount": {func(r *rig) {
+			sb := paid(r)
+			r.destroy(sb.ID)
+			if err := r.store.Write(t.Context(), sandboxer.Writes{Usage: []sandboxer.UsageRow{{Key: "x", Tenant: sb.Tenant, SandboxID: sb.ID, Generation: 1, Charged: 1}}}); err != nil {
+				t.Fatal(err)
+			}
+		}, invUsage},
 		"entries of nobody": {func(r *rig) {
 			book(r, sandboxer.Entry{Key: "x", Tenant: sandboxer.DefaultTenant, SandboxID: "nobody", Generation: 1, Type: sandboxer.EntryVoid, Amount: 5, At: now()})
 		}, invResolve},

@@ -57,6 +57,8 @@ type outcome struct {
 	Holds      []sandboxer.OpenHold
 	Balance    sandboxer.Credits
 	Cost       sandboxer.Credits // of all sandboxes
+	Charged    sandboxer.Credits // by all usage rows
+	Rows, Told []string          // IDs of usage rows, and of the events in the file of the sink
 	Kept       []string          // snapshots that are not dropped, and what the store has
 	Err        string
 }
@@ -150,6 +152,9 @@ func (s script) live() (out outcome, err error) {
 	defer b.Close()
 	opts := Options{Owner: s.Owner, Key: testKey, SweepEvery: 20 * time.Millisecond, Grace: 200 * time.Millisecond}
 	opts.SnapshotStore = dirStore{s.Dir}
+	if s.Scenario == "sink" {
+		opts.Sinks = []sandboxer.Sink{{Name: "books", File: filepath.Join(s.Dir, "usage.jsonl")}}
+	}
 	if s.Scenario == "settle" {
 		opts.meterEvery = 20 * time.Millisecond
 	}
@@ -198,7 +203,7 @@ func (s script) live() (out outcome, err error) {
 		}
 	}
 	switch s.Scenario {
-	case "create", "move", "untouched", "answer", "burst", "debt":
+	case "create", "move", "untouched", "answer", "burst", "debt", "sink":
 	case "settle":
 		err := insist(func() error {
 			sb, err := m.Get(acme, out.Sandbox.ID)
@@ -273,6 +278,11 @@ func (s script) live() (out outcome, err error) {
 			return out, err
 		}
 	}
+	if s.Scenario == "sink" {
+		if out.Told, err = m.told(opts.Sinks[0]); err != nil {
+			return out, err
+		}
+	}
 	if strings.HasPrefix(s.Scenario, "pool") {
 		if err := emptyPool(m, store); err != nil {
 			return out, err
@@ -293,6 +303,13 @@ func (s script) live() (out outcome, err error) {
 		}
 		out.Cost += sb.Cost
 	}
+	err = m.usageRows(context.Background(), func(r sandboxer.UsageRow) {
+		out.Charged += r.Charged
+		out.Rows = append(out.Rows, r.Key)
+	})
+	if err != nil {
+		return out, err
+	}
 	recs, _, err := store.Snapshots(context.Background(), sandboxer.SnapshotQuery{States: keptStates})
 	if err != nil {
 		return out, err
@@ -310,6 +327,29 @@ func (s script) live() (out outcome, err error) {
 	}
 	out.Balance, err = store.Balance(context.Background(), sandboxer.DefaultTenant)
 	return out, err
+}
+
+// told waits until the sink has every row, and returns the IDs of the events in its file.
+func (m *Manager) told(sink sandboxer.Sink) (ids []string, err error) {
+	err = insist(func() error {
+		st, err := m.Sink(admin, sink.Name)
+		if err == nil && (st.Behind > 0 || st.Seq == 0) {
+			err = fmt.Errorf("the sink is %d rows behind: %s", st.Behind, st.Problem)
+		}
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	data, err := os.ReadFile(sink.File)
+	for line := range strings.Lines(string(data)) {
+		var e struct{ ID string }
+		if err := json.Unmarshal([]byte(line), &e); err != nil {
+			return nil, err
+		}
+		ids = append(ids, e.ID)
+	}
+	return ids, err
 }
 
 // waitForPool waits until there is something to claim, or was.
@@ -387,6 +427,7 @@ var crashes = map[point]string{
 	pRecord: "create", pProvision: "create", pLeaveHost: "move", pPlaced: "move", pUntouched: "untouched", pHandle: "create", pReady: "create", pAnswer: "answer", pRunning: "create",
 	pEnding: "create", pTeardown: "create", pEnded: "create", // what was created is destroyed
 	pMetered: "settle", pReading: "settle", pSettled: "settle",
+	pSent: "sink", pTaken: "sink",
 	pRenew: "extend", pExtended: "extend",
 	pNetworkRecord: "network", pNetworkSet: "network",
 	pSaving: "snapshot", pSave: "snapshot", pArchive: "snapshot", pSealed: "snapshot",
@@ -577,6 +618,12 @@ func crashAndRecover(t *testing.T, s script, kills int) {
 	}
 	if want := sandboxer.Credit - out.Cost; out.Balance != want || out.Sandbox.Cost < 20_000 {
 		t.Errorf("cost %s, balance %s, want %s", out.Cost, out.Balance, want)
+	}
+	if out.Charged != out.Cost || len(out.Rows) != records {
+		t.Errorf("%d usage rows charge %s for %d sandboxes that cost %s", len(out.Rows), out.Charged, records, out.Cost)
+	}
+	if s.Scenario == "sink" && !slices.Equal(out.Told, out.Rows) {
+		t.Errorf("the sink has %q of %q", out.Told, out.Rows)
 	}
 }
 

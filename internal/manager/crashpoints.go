@@ -22,6 +22,8 @@ const (
 	pReading       point = "destroy.reading"   // commit: what the meter said before
 	pEnded         point = "destroy.ended"     // commit: post, void; or a pending bill
 	pSettled       point = "destroy.settled"   // commit: post, void of a pending bill
+	pSent          point = "sink.sent"         // effect: a sink gets usage rows
+	pTaken         point = "sink.taken"        // commit: which it took, or refused
 	pRenew         point = "extend.renew"      // effect
 	pExtended      point = "extend.extended"   // commit: hold, expiry
 	pNetworkRecord point = "network.rewired"   // commit: the policy
@@ -59,7 +61,7 @@ const (
 
 var points = []point{
 	pRecord, pProvision, pLeaveHost, pPlaced, pUntouched, pHandle, pReady, pAnswer, pRunning,
-	pMetered, pEnding, pReading, pTeardown, pEnded, pSettled,
+	pMetered, pEnding, pReading, pTeardown, pEnded, pSettled, pSent, pTaken,
 	pRenew, pExtended,
 	pNetworkRecord, pNetworkSet,
 	pSaving, pSave, pArchive, pSealed, pDropping, pDrop, pDelete, pDropped,

@@ -172,6 +172,7 @@ func (bx box) commitTerminated(ctx context.Context, report sandboxer.CleanupRepo
 		if err == nil {
 			bx.m.usage.forget(bx.sb.ID)
 			bx.m.overrun(bx.sb, over)
+			bx.m.sinks.Wake()
 		}
 		return err
 	})

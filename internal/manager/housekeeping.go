@@ -22,6 +22,9 @@ func (m *Manager) housekeep() {
 		if err := m.forgetHistory(m.ctx); err != nil && m.ctx.Err() == nil {
 			m.log.Warn("forget history", "err", err)
 		}
+		if err := m.forgetUsage(m.ctx); err != nil && m.ctx.Err() == nil {
+			m.log.Warn("forget usage rows", "err", err)
+		}
 		if err := m.store.ForgetSecretVersions(m.ctx); err != nil && m.ctx.Err() == nil {
 			m.log.Warn("forget versions of secrets", "err", err)
 		}

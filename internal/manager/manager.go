@@ -12,7 +12,7 @@
 // That core (create, destroy, move, sweep) is in Manager. State outside the
 // database is in types with a lock of their own, which call neither each other, the store
 // nor a backend under it, except where their comments say so: events.Log (what happened, and who waits for
-// changes), access.APIKeys, access.Visits, access.Bounds (limits, in total and at once), snapshotPins,
+// changes), access.APIKeys, access.Visits, access.Bounds (limits, in total and at once), sinks.Sinks (deliveries of usage rows), snapshotPins,
 // usage (how many use a sandbox, and since when it is idle), quarantine, orphanSightings and graceClock.
 //
 // Package spec decides what a request becomes, package lifecycle what the sweep does next.
@@ -33,23 +33,28 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/access"
 	"github.com/sand-boxer/sandboxer/internal/events"
 	"github.com/sand-boxer/sandboxer/internal/nofile"
+	"github.com/sand-boxer/sandboxer/internal/sinks"
 )
 
 // Options configure a Manager. Owner and Key are required.
 type Options struct {
-	Owner         string           // installation name, stamped on outside objects
-	Key           []byte           // 32 bytes; seals environments and secrets in the store (AES-256-GCM)
-	Log           *slog.Logger     // nil discards
-	SweepEvery    time.Duration    // default 5s
-	Grace         time.Duration    // default 1m: at start nothing without a record is removed before it; also minimum age of an orphan sighting
-	Workers       int              // concurrent sweep actions per extension, default 8
-	History       time.Duration    // how long ended sandboxes, with their events, are kept; 0 for ever, else at least a day
-	Quotas        sandboxer.Quotas // of tenants; see SetQuotas
-	WentBack      time.Time        // when the database was found to be older than it had been: the sweep is on hold; zero if it was not, or was accepted
-	SnapshotStore SnapshotStore    // keeps the portable form of snapshots; nil: there are only native ones
-	Snapshots     int              // most snapshots of one tenant that are kept at a time, default 200
-	Stop          time.Duration    // how long Close waits for work that does not stop, default 1m
-	Creates       int              // concurrent provisions per extension, and as many who ask it for a place, default 2*NumCPU but at least 8; others queue
+	Owner      string           // installation name, stamped on outside objects
+	Key        []byte           // 32 bytes; seals environments and secrets in the store (AES-256-GCM)
+	Log        *slog.Logger     // nil discards
+	SweepEvery time.Duration    // default 5s
+	Grace      time.Duration    // default 1m: at start nothing without a record is removed before it; also minimum age of an orphan sighting
+	Workers    int              // concurrent sweep actions per extension, default 8
+	History    time.Duration    // how long ended sandboxes, with their events, are kept; 0 for ever, else at least a day
+	Quotas     sandboxer.Quotas // of tenants; see SetQuotas
+	Sinks      []sandboxer.Sink // receivers of usage rows; see SetSinks
+	// UsageData is the public form of a usage row, in the events that sinks get; nil means the row itself.
+	UsageData func(sandboxer.UsageRow) any
+
+	WentBack      time.Time     // when the database was found to be older than it had been: the sweep is on hold; zero if it was not, or was accepted
+	SnapshotStore SnapshotStore // keeps the portable form of snapshots; nil: there are only native ones
+	Snapshots     int           // most snapshots of one tenant that are kept at a time, default 200
+	Stop          time.Duration // how long Close waits for work that does not stop, default 1m
+	Creates       int           // concurrent provisions per extension, and as many who ask it for a place, default 2*NumCPU but at least 8; others queue
 
 	// Execs and Streams bound the commands and the other uses (files, ports, events) at
 	// once. Without Total, the default is chosen from the file descriptors that the
@@ -106,6 +111,7 @@ type Manager struct {
 	orphanSightings   *orphanSightings
 	sweepLocks        *sweepLocks
 	rooms             *rooms
+	sinks             *sinks.Sinks
 	networkChanges    *keyedLock              // by sandbox ID: the caller between the database and the backend with a policy
 	networkEnforced   *syncSet[generationKey] // those of a former process whose network policy is in force
 	probing           *syncSet[string]        // sandbox IDs that are about to be probed, because of an answer to a user
@@ -215,6 +221,7 @@ func New(store sandboxer.Store, profiles []sandboxer.Profile, exts []Extension, 
 	}
 	m.APIKeys = access.NewAPIKeys(store, func() { m.events.Notify("") })
 	m.exts.Store(new([]*extension))
+	m.sinks = m.newSinks()
 	m.drops = make(chan struct{}, opts.Workers)
 	for _, e := range exts {
 		if m.extension(e.Info.ID) != nil {
@@ -243,10 +250,10 @@ func (m *Manager) Start(ctx context.Context) error {
 		return sandboxer.E(sandboxer.Conflict, nil, "the manager was started or closed before")
 	}
 	m.looping = true
-	m.wg.Add(3)
+	m.wg.Add(4)
 	m.mu.Unlock()
 	if err := m.newPass().sweepRecords(ctx, time.Time{}); err != nil {
-		m.wg.Add(-3)
+		m.wg.Add(-4)
 		return err
 	}
 	for _, e := range m.extensions() { // those that are opened later begin by themselves
@@ -259,6 +266,10 @@ func (m *Manager) Start(ctx context.Context) error {
 	go func() {
 		defer m.wg.Done()
 		m.reopenAll()
+	}()
+	go func() {
+		defer m.wg.Done()
+		m.sinks.Run(m.ctx)
 	}()
 	go func() {
 		defer m.wg.Done()

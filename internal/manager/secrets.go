@@ -161,6 +161,10 @@ func (m *Manager) RemoveSecret(ctx context.Context, name string, operators, forc
 			}
 		}
 	}
+	if using := m.sinks.Using(name); operators && !force && len(using) > 0 {
+		return sandboxer.E(sandboxer.Conflict, nil, "secret %s is needed by sink %s, whose requests it signs", name, strings.Join(using, ", ")).
+			WithHint("change sinks.yaml and reload; or remove the secret all the same: sandboxer secret rm --operator --force %s", name)
+	}
 	ref := sandboxer.SecretRef{Tenant: tenant, Name: name}
 	return m.writeSecret(ctx, sandboxer.Writes{NoSecret: &sandboxer.SecretRemoval{Tenant: tenant, Name: name, Force: force}}, ref, "removed")
 }

@@ -15,6 +15,8 @@ const (
 	// billWithin is how long a terminated sandbox may have something on hold, because its backend does
 	// not know yet what it cost.
 	billWithin = time.Hour
+	// correctWithin is how long the backend of a sandbox that was settled by the clock is asked after that.
+	correctWithin = 24 * time.Hour
 	// readWithin bounds the reading before a teardown, which may not wait for a meter.
 	readWithin = 5 * time.Second
 )
@@ -128,8 +130,7 @@ func settle(ctx context.Context, sb *sandboxer.Sandbox, w *sandboxer.Writes, r r
 			sb.Billing, sb.Retries = sandboxer.BillingPending, 0
 			tell("the bill is pending until %s: %s", sb.EndedAt.Add(billWithin).UTC().Format(time.RFC3339), r.pending)
 		}
-		sb.Retries++
-		sb.LastError, sb.RetryAt = r.pending, now().Add(lifecycle.Backoff(sb.Retries, rand.Float64()))
+		askLater(sb, r.pending)
 		return 0
 	}
 	if sb.Billing != "" {
@@ -139,11 +140,14 @@ func settle(ctx context.Context, sb *sandboxer.Sandbox, w *sandboxer.Writes, r r
 	if !sb.ReadyAt.IsZero() {
 		sb.Cost = min(sb.Quote.For(lived(sb, sb.EndedAt)), sb.Quote.Amount)
 	}
+	actual := sb.Cost
 	switch {
 	case r.pending != "" && sb.Quote.Amount > 0:
 		tell("%s: it is settled by the time that it ran", r.pending)
-	case sb.Usage.Final && (sb.Quote.ByBackend || sb.Usage.Cost > 0): // a meter without prices does not replace the profile's
-		sb.Cost = min(sb.Usage.Cost, sb.Quote.Amount)
+		sb.Billing = sandboxer.BillingEstimated
+		askLater(sb, r.pending)
+	case priced(sb):
+		sb.Cost, actual = min(sb.Usage.Cost, sb.Quote.Amount), sb.Usage.Cost
 		if over = sb.Usage.Cost - sb.Cost; over > 0 {
 			tell("it cost %s, %s more than was on hold, which is not charged", sb.Usage.Cost, over)
 		}
@@ -152,7 +156,64 @@ func settle(ctx context.Context, sb *sandboxer.Sandbox, w *sandboxer.Writes, r r
 		booking(sb, "post", sandboxer.EntryPost, sb.Cost),
 		booking(sb, "void", sandboxer.EntryVoid, sb.Quote.Amount-sb.Cost),
 	)...)
+	if row := usageRow(sb, sandboxer.UsageSettled, actual); row.Key != "" {
+		w.Usage = append(w.Usage, row)
+	}
 	return over
+}
+
+// priced reports whether the meter says finally what sb cost. One without prices does not replace the profile's.
+func priced(sb *sandboxer.Sandbox) bool {
+	return sb.Usage.Final && (sb.Quote.ByBackend || sb.Usage.Cost > 0)
+}
+
+// askLater notes why the backend of sb does not know what it cost, and when it is asked again.
+func askLater(sb *sandboxer.Sandbox, why string) {
+	sb.Retries++
+	sb.LastError, sb.RetryAt = why, now().Add(lifecycle.Backoff(sb.Retries, rand.Float64()))
+}
+
+// usageRow says what sb, which has ended, used and cost. The row has no key if there is nothing to say, because it never ran
+// for a tenant.
+func usageRow(sb *sandboxer.Sandbox, t sandboxer.UsageType, cost sandboxer.Credits) sandboxer.UsageRow {
+	if sb.ReadyAt.IsZero() || sb.Tenant == "" {
+		return sandboxer.UsageRow{}
+	}
+	row := sandboxer.UsageRow{
+		Key: bookingKey(sb, "usage"), Type: t, At: now(), Tenant: sb.Tenant, SandboxID: sb.ID, ShownID: sb.ShownID, Generation: sb.Generation,
+		Consumer: sb.Consumer, Labels: sb.Spec.Labels, Profile: sb.Profile, Extension: sb.Extension, Host: sb.Host,
+		From: sb.ReadyAt, Until: sb.EndedAt, Ran: max(lived(sb, sb.EndedAt), 0),
+		Charged: sb.Cost, Cost: cost, Overrun: max(cost-sb.Cost, 0), Final: sb.Billing == "", Meter: sb.Usage, Quote: sb.Quote,
+	}
+	if !sb.EndingAt.IsZero() {
+		row.Until = sb.EndingAt
+	}
+	if t == sandboxer.UsageCorrection {
+		row.Key, row.Corrects, row.Charged = bookingKey(sb, "usage:correction"), row.Key, 0
+	}
+	return row
+}
+
+// correct enters into sb, which was settled by the clock, and w what its backend says now that it cost. The ledger does not
+// change. It is asked again later if it does not know yet, for correctWithin at most.
+func correct(ctx context.Context, sb *sandboxer.Sandbox, w *sandboxer.Writes, r reading) (over sandboxer.Credits) {
+	if r.pending != "" && now().Before(sb.EndedAt.Add(billWithin+correctWithin)) {
+		askLater(sb, r.pending)
+		return 0
+	}
+	sb.Billing, sb.Retries, sb.LastError, sb.RetryAt = "", 0, "", time.Time{}
+	if r.pending != "" || r.usage.At.IsZero() {
+		return 0
+	}
+	sb.Usage = r.usage
+	cost := sb.Cost
+	if priced(sb) {
+		cost = sb.Usage.Cost
+		w.Events = append(w.Events, events.Of(ctx, sb, sandboxer.EventBilling, fmt.Sprintf("its backend says now that it cost %s: the charge stays at %s", cost, sb.Cost)))
+	}
+	row := usageRow(sb, sandboxer.UsageCorrection, cost)
+	w.Usage = append(w.Usage, row)
+	return row.Overrun
 }
 
 // overrun counts what a sandbox cost beyond its hold.
@@ -162,13 +223,19 @@ func (m *Manager) overrun(sb *sandboxer.Sandbox, over sandboxer.Credits) {
 	}
 }
 
-// settlePending settles the pending bills that are due to be asked about again.
+// settlePending settles the pending bills, and corrects the estimated ones, that are due to be asked about again.
 func (ps *pass) settlePending(ctx context.Context) {
-	err := ps.m.records(ctx, unsettledQuery, func(sb *sandboxer.Sandbox) {
-		if sb.Damaged != "" || sb.Billing != sandboxer.BillingPending {
+	ps.settleAll(ctx, unsettledQuery, billWithin)
+	ps.settleAll(ctx, sandboxer.Query{Billing: sandboxer.BillingEstimated}, billWithin+correctWithin)
+}
+
+// settleAll does that for the records that q selects. It waits for no backend once within has passed since their end.
+func (ps *pass) settleAll(ctx context.Context, q sandboxer.Query, within time.Duration) {
+	err := ps.m.records(ctx, q, func(sb *sandboxer.Sandbox) {
+		if sb.Damaged != "" || sb.Billing == "" {
 			return
 		}
-		if !now().Before(sb.EndedAt.Add(billWithin)) { // whatever its backend does
+		if !now().Before(sb.EndedAt.Add(within)) { // whatever its backend does
 			ps.settled(ctx, sb, ps.m.box(sb).commitBill(ctx, reading{pending: sb.LastError}))
 			return
 		}
@@ -205,20 +272,25 @@ func (ps *pass) settled(ctx context.Context, sb *sandboxer.Sandbox, err error) {
 // billOf names the bill of sb among the locks of the sweep: a later sandbox may have its ID.
 func billOf(sb *sandboxer.Sandbox) string { return bookingKey(sb, "bill") }
 
-// commitBill settles the pending bill of sb by that reading, or notes when its backend is asked again.
+// commitBill settles the pending bill of sb by that reading, or corrects an estimated one, or notes when its backend is asked again.
 func (bx box) commitBill(ctx context.Context, r reading) error {
 	var over sandboxer.Credits
 	err := bx.m.step(pSettled, func() error {
 		return bx.update(ctx, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) error {
-			if sb.Billing != sandboxer.BillingPending {
+			switch sb.Billing {
+			case sandboxer.BillingPending:
+				over = settle(ctx, sb, w, r)
+			case sandboxer.BillingEstimated:
+				over = correct(ctx, sb, w, r)
+			default:
 				return errNotNeeded
 			}
-			over = settle(ctx, sb, w, r)
 			return nil
 		})
 	})
 	if err == nil {
 		bx.m.overrun(bx.sb, over)
+		bx.m.sinks.Wake()
 	}
 	return err
 }

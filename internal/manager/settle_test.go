@@ -1,6 +1,7 @@
 package manager
 
 import (
+	"reflect"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -23,10 +24,12 @@ func TestSettle(t *testing.T) {
 		over    sandboxer.Credits
 		final   bool
 		events  string
+		later   sandboxer.Credits // what a correction says
 	}{
 		"known at once":      {fake: fake.Config{MeterPerHour: 40_000, BillsAfter: 1}, cost: 40_000, final: true},
 		"known later":        {fake: fake.Config{MeterPerHour: 40_000, BillsAfter: 20 * time.Minute}, wait: 26 * time.Minute, cost: 40_000, final: true, events: "the bill is pending until"},
-		"known too late":     {fake: fake.Config{MeterPerHour: 40_000, BillsAfter: 2 * time.Hour}, wait: 61 * time.Minute, cost: clock, events: "settled by the time that it ran"},
+		"known too late":     {fake: fake.Config{MeterPerHour: 40_000, BillsAfter: 2 * time.Hour}, wait: 61 * time.Minute, cost: clock, events: "settled by the time that it ran", later: 40_000},
+		"far too late":       {fake: fake.Config{MeterPerHour: 40_000, BillsAfter: 30 * time.Hour}, wait: 61 * time.Minute, cost: clock, events: "settled by the time that it ran"},
 		"never known":        {fake: fake.Config{MeterPerHour: 40_000}, cost: clock},
 		"out of reach":       {fake: fake.Config{MeterPerHour: 40_000, BillsAfter: 1}, fault: fake.Fault{Verb: fake.VerbMeter, Kind: sandboxer.Unavailable}, wait: 61 * time.Minute, cost: clock, events: "settled by the time that it ran"},
 		"hangs":              {fake: fake.Config{MeterPerHour: 40_000, BillsAfter: 1}, fault: fake.Fault{Verb: fake.VerbMeter, Hang: true}, wait: 62 * time.Minute, cost: clock, events: "settled by the time that it ran"},
@@ -68,7 +71,8 @@ func TestSettle(t *testing.T) {
 					synctest.Wait()
 					sb = r.get(sb.ID)
 				}
-				if sb.Billing != "" || sb.Cost != c.cost || sb.Usage.Final != c.final || over != c.over {
+				estimated := strings.Contains(c.events, "settled by")
+				if (sb.Billing == sandboxer.BillingEstimated) != estimated || sb.Billing == sandboxer.BillingPending || sb.Cost != c.cost || sb.Usage.Final != c.final || over != c.over {
 					t.Errorf("it cost %s, %q, %+v, and %s beyond its hold; want %s, final %t, %s", sb.Cost, sb.Billing, sb.Usage, over, c.cost, c.final, c.over)
 				}
 				if left, err := r.Balance(admin, sandboxer.DefaultTenant); err != nil || left != sandboxer.Credit-c.cost {
@@ -82,8 +86,41 @@ func TestSettle(t *testing.T) {
 				}
 				r.noHolds()
 				r.sound(0)
+				rows := []sandboxer.UsageRow{{Type: sandboxer.UsageSettled, Charged: c.cost, Cost: c.cost + c.over, Overrun: c.over, Final: !estimated}}
+				wantUsage(t, r, rows)
+				if !estimated {
+					return
+				}
+				time.Sleep(25 * time.Hour)
+				synctest.Wait()
+				if sb = r.get(sb.ID); sb.Billing != "" || sb.Cost != c.cost || sb.RetryAt != (time.Time{}) {
+					t.Errorf("a day later it is %q and cost %s, with a retry at %s", sb.Billing, sb.Cost, sb.RetryAt)
+				}
+				if c.later > 0 {
+					rows = append(rows, sandboxer.UsageRow{Type: sandboxer.UsageCorrection, Cost: c.later, Final: true})
+				}
+				wantUsage(t, r, rows)
+				r.sound(0)
 			})
 		})
+	}
+}
+
+// wantUsage checks the amounts of all usage rows.
+func wantUsage(t *testing.T, r *rig, want []sandboxer.UsageRow) {
+	t.Helper()
+	rows, next, err := r.UsageRows(admin, sandboxer.UsageQuery{}, "")
+	if err != nil || len(rows) != len(want) || next != "" {
+		t.Fatalf("%d usage rows, %q, %v; want %d: %+v", len(rows), next, err, len(want), rows)
+	}
+	for i, row := range rows {
+		got := sandboxer.UsageRow{Type: row.Type, Charged: row.Charged, Cost: row.Cost, Overrun: row.Overrun, Final: row.Final}
+		if !reflect.DeepEqual(got, want[i]) {
+			t.Errorf("row %d says %+v; want %+v", i, got, want[i])
+		}
+		if row.Ran != 30*time.Minute || row.Until.Sub(row.From) != row.Ran || row.Quote.Amount == 0 || i > 0 && row.Corrects != rows[0].Key {
+			t.Errorf("row %d is %+v", i, row)
+		}
 	}
 }
 

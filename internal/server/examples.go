@@ -33,6 +33,7 @@ func examples() []any {
 		Quote:        &api.Quote{Amount: 120_000, PerHour: 240_000, Duration: api.Duration(30 * time.Minute)},
 		Version:      3, CreatedAt: at, ProvisionedAt: at.Add(80 * time.Millisecond), ReadyAt: at.Add(90 * time.Millisecond), UsedAt: at.Add(time.Minute), ExpiresAt: at.Add(30 * time.Minute),
 	}
+	sink := api.Sink{Name: "fin-hub", URL: "https://fin-hub.example.org/usage", Keys: []string{"fin-hub-key"}, Declared: true, Seq: 17}
 	event := api.Event{Seq: 42, At: at, SandboxID: sb.ID, Generation: 1, Tenant: "default", Type: sandboxer.EventState,
 		From: sandboxer.Creating, To: sandboxer.Running, Actor: "key:k1"}
 	profile := api.Profile{ID: "profile.local", Title: "A sandbox on this machine", Extension: "ext.local", Isolation: sandboxer.IsolationGVisor,
@@ -102,6 +103,12 @@ func examples() []any {
 		page(api.Quota{Tenant: "default", Resources: []api.QuotaResource{{Resource: sandboxer.QuotaSandboxes, Used: 3, Limit: new(int64(20))}, {Resource: sandboxer.QuotaDisk, Used: 6 << 30}}}),
 		api.Grant{Tenant: "default", Amount: 10_000_000, Key: "invoice-2026-11", Note: "November"},
 		page(entry),
+		page(api.NewUsageRow(sandboxer.UsageRow{Seq: 17, Key: "sbx:7k2mq0xa:g1:usage", Type: sandboxer.UsageSettled, At: at.Add(time.Hour), Tenant: "default", SandboxID: sb.ID, Generation: 1,
+			Profile: "profile.local", Extension: "ext.local", From: at, Until: at.Add(30 * time.Minute), Ran: 30 * time.Minute, Charged: 80_000, Cost: 80_000, Final: true})),
+		sink,
+		page(sink),
+		api.Replay{Since: at},
+		api.Drop{Rows: []int64{12, 13}},
 		api.Audit{SchemaVersion: api.SchemaVersion, Checked: 12, Violations: []api.Violation{}},
 		api.Sweep{Seen: 3, Expired: 1, Torndown: 1},
 		api.Reload{Added: []string{"profile.web"}, Changed: []string{}, Removed: []string{}, Unchanged: 5, Restart: []string{}},

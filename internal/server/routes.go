@@ -162,6 +162,16 @@ func (s *Server) accountRoutes() {
 	routeJSON(s, op("grantCredits", "POST", "/v1/credits/grants", admin, "credits", "Grant credits to a tenant"), s.grant)
 	route(s, op("listEntries", "GET", "/v1/credits/entries", read, "credits", "The ledger, oldest first"), s.entries)
 
+	o = op("listUsage", "GET", "/v1/credits/usage", read, "credits", "What sandboxes used and cost, oldest first")
+	o.Description += " One row for each sandbox that ran, written when its bill is settled, and corrections. docs/reference/usage-events.md describes them."
+	route(s, o, s.usage)
+	route(s, op("listSinks", "GET", "/v1/credits/sinks", admin, "credits", "List the receivers of usage rows"), s.sinks)
+	route(s, op("getSink", "GET", "/v1/credits/sinks/{name}", admin, "credits", "Get a receiver with its dead letters"), s.sink)
+	routeJSON(s, op("replaySink", "POST", "/v1/credits/sinks/{name}/replay", admin, "credits", "Deliver dead letters, or old rows, once more"), s.replaySink)
+	o = op("dropSink", "POST", "/v1/credits/sinks/{name}/drop", admin, "credits", "Give up dead letters")
+	o.Description += " A sink that is not in sinks.yaml any more is forgotten."
+	routeJSON(s, o, s.dropSink)
+
 	route(s, op("listQuotas", "GET", "/v1/quotas", read, "quotas", "Get the quotas of tenants and their use"), s.quotas)
 }
 

@@ -186,7 +186,7 @@ func TestFormOfDatabase(t *testing.T) {
 		t.Fatal(err)
 	}
 	compattest.CheckForm(t, "database", form.String())
-	compattest.CheckForm(t, "database-records", compattest.Shape("", sandboxer.Sandbox{}, sandboxer.SnapshotRecord{}, sandboxer.MaxSpend{}))
+	compattest.CheckForm(t, "database-records", compattest.Shape("", sandboxer.Sandbox{}, sandboxer.SnapshotRecord{}, sandboxer.MaxSpend{}, sandboxer.UsageRow{}))
 
 	var sb sandboxer.Sandbox
 	fill(reflect.ValueOf(&sb).Elem(), "sandbox")
@@ -203,6 +203,9 @@ func TestFormOfDatabase(t *testing.T) {
 	compattest.CheckSamples(t, "database-snapshot", &rec, func(data []byte) (any, error) {
 		return snapshots.decode(&row{recordKey: recordKey{id: "id"}, version: 1, data: data})
 	}, "unconfirmed")
+	var used sandboxer.UsageRow
+	fill(reflect.ValueOf(&used).Elem(), "usage")
+	compattest.CheckSamples(t, "database-usage", &used, func(data []byte) (any, error) { return decodeUsage(1, data) })
 }
 
 func fillSpec(s *sandboxer.Spec) {

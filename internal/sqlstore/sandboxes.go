@@ -13,10 +13,10 @@ import (
 const (
 	newestSandbox = `SELECT generation, state FROM sandboxes WHERE id = ? ORDER BY generation DESC LIMIT 1`
 
-	insertSandbox = `INSERT INTO sandboxes (tenant, shown_id, name, profile, extension, state, due_at, ended_at, takes_room, labels, data, handle_data, sealed_env, id, generation, version)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 1) ON CONFLICT DO NOTHING`
+	insertSandbox = `INSERT INTO sandboxes (tenant, shown_id, name, profile, extension, state, due_at, ended_at, takes_room, billing, labels, data, handle_data, sealed_env, id, generation, version)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 1) ON CONFLICT DO NOTHING`
 
-	updateSandbox = `UPDATE sandboxes SET tenant = ?, shown_id = ?, name = ?, profile = ?, extension = ?, state = ?, due_at = ?, ended_at = ?, takes_room = ?, labels = ?, data = ?,
+	updateSandbox = `UPDATE sandboxes SET tenant = ?, shown_id = ?, name = ?, profile = ?, extension = ?, state = ?, due_at = ?, ended_at = ?, takes_room = ?, billing = ?, labels = ?, data = ?,
 handle_data = ?, sealed_env = ?, version = version + 1 WHERE id = ? AND generation = ? AND version = ?`
 
 	// The index alone answers this, even if the record is damaged.
@@ -189,6 +189,9 @@ func sandboxFilter(q sandboxer.Query) filter {
 	if q.Unsettled {
 		f.add(unsettled)
 	}
+	if q.Billing != "" {
+		f.add("billing = ? AND billing <> ''", string(q.Billing)) // as its index has it
+	}
 	if !q.DueBefore.IsZero() {
 		f.add("due_at <= ?", micros(q.DueBefore))
 	}
@@ -224,7 +227,7 @@ func sandboxValues(sb *sandboxer.Sandbox) ([]any, error) {
 	if sb.State == sandboxer.Terminated {
 		ended = micros(sb.EndedAt)
 	}
-	return []any{sb.Tenant, sb.Shown(), sb.Name, sb.Profile, sb.Extension, string(sb.State), earliest(r.ExpiresAt, r.RetryAt, r.DebtsDue()), ended, sb.TakesRoom(), string(labels), string(data),
+	return []any{sb.Tenant, sb.Shown(), sb.Name, sb.Profile, sb.Extension, string(sb.State), earliest(r.ExpiresAt, r.RetryAt, r.DebtsDue()), ended, sb.TakesRoom(), string(sb.Billing), string(labels), string(data),
 		[]byte(sb.Handle.Data), sb.SealedEnv, sb.ID, sb.Generation}, nil
 }
 

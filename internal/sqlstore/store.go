@@ -89,6 +89,12 @@ func (s *Store) commit(ctx context.Context, grows bool, do func(*tx) error, w sa
 		if err := t.putEntries(w.Entries, w.Cover); err != nil {
 			return err
 		}
+		if err := t.putUsage(w.Usage); err != nil {
+			return err
+		}
+		if err := t.changeSink(w.Sink); err != nil {
+			return err
+		}
 		if w.WentBackAccepted {
 			if _, err := t.exec(`UPDATE installation SET went_back_at = 0`); err != nil {
 				return err

@@ -89,6 +89,7 @@ var behaviours = []behaviour{
 	{"list/ID prefix is literal", listPrefix},
 	{"list/labels must all match", listLabels},
 	{"list/due means expiry or retry", listDue},
+	{"list/by the state of the bill", listBilling},
 	{"list/pages cover everything once", listPages},
 	{"list/pages are stable while sandboxes are made", listStablePages},
 	{"list/limit has a default and a maximum", listLimits},
@@ -135,6 +136,15 @@ var behaviours = []behaviour{
 	{"secrets/bounds", secretBounds},
 	{"secrets/written with their event or not at all", secretAtomic},
 	{"secrets/survive reopening", secretReopen},
+
+	{"usage/every field survives", usageEveryField},
+	{"usage/a key is written once", usageOnce},
+	{"usage/pages and filters", usagePages},
+	{"usage/written with its record or not at all", usageAtomic},
+	{"usage/old rows are forgotten, their numbers are not given again", usageForgotten},
+	{"usage/survives reopening", usageReopen},
+	{"sinks/only the one who knows where it is moves it", sinkCursor},
+	{"sinks/dead letters", sinkDead},
 
 	{"snapshots/versions", snapshotVersions},
 	{"snapshots/a name means one that is not dropped", snapshotNames},
