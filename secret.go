@@ -79,6 +79,7 @@ const (
 	MaxSecrets        = 200      // of one tenant
 	MaxSecretVersions = 16       // of one secret that are kept at the same time, because records refer to them
 	MaxSandboxSecrets = 16       // of one sandbox
+	MaxBoundConsumer  = 40       // bytes of the consumer that an API key is bound to, which ends names of secrets
 )
 
 var secretName = lazyRegexp(fmt.Sprintf(`^[A-Za-z0-9][A-Za-z0-9._-]{0,%d}$`, MaxSecretName-1))
