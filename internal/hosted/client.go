@@ -17,6 +17,7 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -177,7 +178,7 @@ func (c *Client) failure(ctx context.Context, res *http.Response, body []byte) e
 	_, err := strictjson.DecodeStored(body, &said)
 	kind, refused := c.Refusals[res.StatusCode]
 	if res.StatusCode == http.StatusUnauthorized || res.StatusCode == http.StatusForbidden && !refused {
-		return Refused(ctx, fmt.Sprintf("%d %s", res.StatusCode, said.Message))
+		return Refused(ctx, strings.TrimSpace(fmt.Sprintf("%d %s", res.StatusCode, said.Message)))
 	}
 	if !refused || kind == sandboxer.NotFound && (err != nil || said.Message == "") { // another server's: its word ends no sandbox
 		kind, refused = sandboxer.Unavailable, false

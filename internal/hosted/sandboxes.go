@@ -384,7 +384,7 @@ func (s *Sandboxes) Discover(ctx context.Context, id string) (sandboxer.Found, e
 // ListRunning implements sandboxer.Lister.
 func (s *Sandboxes) ListRunning(ctx context.Context, owner string) iter.Seq2[sandboxer.Handle, error] {
 	return func(yield func(sandboxer.Handle, error) bool) {
-		seen := map[string]bool{} // two versions of a secret may be keys to one account
+		seen := map[[2]string]bool{} // two versions of a secret may be keys to one account
 		all := Everywhere(ctx, s.Keys, func(ctx context.Context) iter.Seq2[Object, error] {
 			return func(yield func(Object, error) bool) {
 				for o, err := range s.List(ctx, hosts.Mark{Owner: owner, Extension: s.Env.Extension}.Labels(prefix)) {
@@ -397,10 +397,11 @@ func (s *Sandboxes) ListRunning(ctx context.Context, owner string) iter.Seq2[san
 		})
 		for o, err := range all {
 			h, ok := s.Handle(o, owner)
-			if err == nil && (!ok || seen[o.Ref]) {
+			key := [2]string{o.Ref, noteOf(h)}
+			if err == nil && (!ok || seen[key]) {
 				continue
 			}
-			seen[o.Ref] = true
+			seen[key] = true
 			if !yield(h, err) {
 				return
 			}
