@@ -172,6 +172,7 @@ type Snapshot struct {
 	Memory     bool              `json:"memory,omitempty"`   // processes are saved too, not only files
 	Quiesced   bool              `json:"quiesced,omitempty"` // nothing was written during the copy; otherwise crash-consistent
 	Meta       map[string]string `json:"meta,omitempty"`
+	Credential SecretRef         `json:"credential,omitzero"` // as Handle.Credential
 	// ExpiresAt is when the backend drops it of its own accord; zero means never. A snapshot that has no other form expires
 	// then.
 	ExpiresAt time.Time `json:"expires_at,omitzero"`
@@ -280,6 +281,13 @@ type URLDialer interface {
 	// NotFound when the sandbox is gone, Denied for a forbidden address, Unavailable when the address
 	// cannot be reached.
 	DialURL(ctx context.Context, h Handle) (net.Conn, error)
+}
+
+// A Credentialed extension reaches its service with a key that is a secret, perhaps each tenant's own. The broker resolves it for
+// every sandbox (Spec.Credential), keeps the reference with the record, and passes it with every Handle and Snapshot.
+type Credentialed interface {
+	// Credential says whose secret is the key for new sandboxes. It does not change while the extension is open.
+	Credential() Credential
 }
 
 // Narrower lists capabilities that the Go type has but this configuration or machine lacks: from

@@ -149,6 +149,9 @@ type Handle struct {
 	Host       string          `json:"host,omitempty"`       // host of the sandbox; empty if not known
 	Ref        string          `json:"ref,omitempty"`        // the backend's own name for it
 	Data       json.RawMessage `json:"data,omitempty"`       // private to the adapter, which versions it itself
+	// Credential is the secret whose value is the key to the sandbox at a hosted service (Credentialed). The broker sets it; an
+	// adapter sets it only in handles that it lists or discovers. In a handle without one it is not known.
+	Credential SecretRef `json:"credential,omitzero"`
 }
 
 // MaxHandleBytes bounds a handle's JSON form, in bytes.
@@ -217,6 +220,9 @@ type Spec struct {
 	User      string            `json:"user,omitempty"`      // default user of commands
 	Fuse      time.Time         `json:"fuse,omitzero"`       // time after which the backend may destroy the sandbox itself
 	Warm      bool              `json:"warm,omitempty"`      // keep it ready for a Claim (Pooler)
+	// Credential is the secret whose value is the key to a hosted service (Credentialed): of the operator, or of Tenant. It
+	// does not change while the sandbox lives.
+	Credential SecretRef `json:"credential,omitzero"`
 	// Vouched lists what an administrator set: names of inputs, "image" and "host". Callers use
 	// Vouches, which also considers the profile.
 	Vouched []string `json:"vouched,omitempty"`

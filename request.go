@@ -103,6 +103,7 @@ type KeyRequest struct {
 	TTL    time.Duration `json:"ttl,omitempty" example:"720h" doc:"Never expires if empty"`
 	// MaxSpend is Invalid below zero.
 	MaxSpend MaxSpend `json:"max_spend,omitzero" doc:"What the key may spend"`
+	Consumer string   `json:"consumer,omitempty" maxLength:"40" example:"agent-7" doc:"Binds the key to a consumer: its requests have this consumer, and no other"`
 }
 
 // In the API's JSON, requests write durations and money as text: "30m0s", "0.12". Each request

@@ -305,6 +305,8 @@ type Principal struct {
 	Actor  string // for events: "key:<id>", "unix:<uid>", …
 	KeyID  string // the API key used, if any
 	Scopes []Scope
+	// Consumer is the consumer that the API key is bound to: the ID of the consumer of every request. Empty without one.
+	Consumer string
 	// Vouches names parts of a request (RestrictedMounts) that the principal's front door vouches for,
 	// as an administrator would: a front door that enforces its operator's settings.
 	Vouches []string

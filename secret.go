@@ -16,6 +16,47 @@ type SecretRef struct {
 	Version int64 `json:"version,omitempty"`
 }
 
+// A Credential says whose secret is an extension's key to a hosted service. The zero value names none.
+type Credential struct {
+	Secret string       `yaml:"secret" json:"secret,omitempty" help:"Name of the secret that is the key to the service. It is the operator's, unless by says otherwise."`
+	By     CredentialBy `yaml:"by" json:"by,omitempty" help:"Who brings the key: tenant for the secret of that name of each tenant; consumer for the tenant's secret SECRET.CONSUMER, where the API key of a request is bound to its consumer."`
+}
+
+// CredentialBy says who brings the key to a hosted service; empty means the operator.
+type CredentialBy string
+
+// The other values of CredentialBy.
+const (
+	ByTenant   CredentialBy = "tenant"
+	ByConsumer CredentialBy = "consumer"
+)
+
+// CredentialsBy lists the values of CredentialBy that can be written.
+func CredentialsBy() []CredentialBy { return []CredentialBy{ByTenant, ByConsumer} }
+
+// Ref returns the secret that is the key for a request, in its newest version; the zero value if c names none. consumer is the
+// one that the API key of the request is bound to. Kinds: Invalid without a consumer that counts; Denied for a caller without a
+// tenant.
+func (c Credential) Ref(tenant, consumer string) (SecretRef, error) {
+	ref := SecretRef{Tenant: tenant, Name: c.Secret}
+	switch c.By {
+	case ByTenant:
+	case ByConsumer:
+		if consumer == "" {
+			return SecretRef{}, E(Invalid, nil, "each consumer brings a key of its own here, and the API key of this request is bound to no consumer").
+				WithHint("ask an administrator for one that is: sandboxer key create --consumer NAME")
+		}
+		ref.Name += "." + consumer
+	default:
+		ref.Tenant = ""
+		return ref, nil
+	}
+	if tenant == "" { // the empty name would be the operator's secret
+		return SecretRef{}, E(Denied, nil, "each tenant brings a key of its own here, and this request is no tenant's")
+	}
+	return ref, CheckSecretName(ref.Name)
+}
+
 // SecretRecord is one version of a secret, as the database keeps it.
 type SecretRecord struct {
 	SecretRef
@@ -38,6 +79,7 @@ const (
 	MaxSecrets        = 200      // of one tenant
 	MaxSecretVersions = 16       // of one secret that are kept at the same time, because records refer to them
 	MaxSandboxSecrets = 16       // of one sandbox
+	MaxBoundConsumer  = 40       // bytes of the consumer that an API key is bound to, which ends names of secrets
 )
 
 var secretName = lazyRegexp(fmt.Sprintf(`^[A-Za-z0-9][A-Za-z0-9._-]{0,%d}$`, MaxSecretName-1))

@@ -220,4 +220,5 @@ type APIKey struct {
 	RevokedAt  time.Time `json:"revoked_at,omitzero"`
 	LastUsedAt time.Time `json:"last_used_at,omitzero"`
 	MaxSpend   MaxSpend  `json:"max_spend,omitzero"`
+	Consumer   string    `json:"consumer,omitempty"` // to which it is bound: the ID of every request's consumer; empty binds it to none
 }

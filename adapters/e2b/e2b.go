@@ -15,15 +15,16 @@ import (
 
 // Config is the extension's `config:` block.
 type Config struct {
-	Key         sandboxer.Secret `yaml:"key" json:"key,omitempty" help:"Key to the account, which begins with e2b_."`
-	Domain      string           `yaml:"domain" json:"domain,omitempty" help:"Domain of the service: its API is at api.DOMAIN, and its sandboxes are below DOMAIN."`
-	APIURL      string           `yaml:"api_url" json:"api_url,omitempty" help:"URL of the API, if it is elsewhere: https://host, or http:// with a loopback address."`
-	SandboxURL  string           `yaml:"sandbox_url" json:"sandbox_url,omitempty" help:"URL that leads to every sandbox by the headers of a request, if it is elsewhere. Empty means sandbox.DOMAIN for e2b.app, and a host of its own for each sandbox of another domain."`
-	Template    string           `yaml:"template" json:"template,omitempty" help:"Template of sandboxes whose profile names no image."`
-	VCPUs       int              `yaml:"vcpus" json:"vcpus,omitempty" min:"1" max:"1024" help:"Virtual processors of the templates, for quotes. The service fixes the size with a template."`
-	Memory      int64            `yaml:"memory" json:"memory,omitempty" unit:"bytes" min:"1MiB" help:"Memory of the templates, for quotes."`
-	MaxLifetime time.Duration    `yaml:"max_lifetime" json:"max_lifetime,omitempty" min:"1m" help:"How long a sandbox may run by the plan of the account; a longer life is refused."`
-	Settle      time.Duration    `yaml:"settle" json:"settle,omitempty" min:"0s" max:"5m" help:"How long after a create without an answer the listing may not show the sandbox yet."`
+	Key         sandboxer.Secret     `yaml:"key" json:"key,omitempty" help:"Key to the account, which begins with e2b_."`
+	Credential  sandboxer.Credential `yaml:"credential" json:"credential,omitzero" help:"The secret that is the key in its place."`
+	Domain      string               `yaml:"domain" json:"domain,omitempty" help:"Domain of the service: its API is at api.DOMAIN, and its sandboxes are below DOMAIN."`
+	APIURL      string               `yaml:"api_url" json:"api_url,omitempty" help:"URL of the API, if it is elsewhere: https://host, or http:// with a loopback address."`
+	SandboxURL  string               `yaml:"sandbox_url" json:"sandbox_url,omitempty" help:"URL that leads to every sandbox by the headers of a request, if it is elsewhere. Empty means sandbox.DOMAIN for e2b.app, and a host of its own for each sandbox of another domain."`
+	Template    string               `yaml:"template" json:"template,omitempty" help:"Template of sandboxes whose profile names no image."`
+	VCPUs       int                  `yaml:"vcpus" json:"vcpus,omitempty" min:"1" max:"1024" help:"Virtual processors of the templates, for quotes. The service fixes the size with a template."`
+	Memory      int64                `yaml:"memory" json:"memory,omitempty" unit:"bytes" min:"1MiB" help:"Memory of the templates, for quotes."`
+	MaxLifetime time.Duration        `yaml:"max_lifetime" json:"max_lifetime,omitempty" min:"1m" help:"How long a sandbox may run by the plan of the account; a longer life is refused."`
+	Settle      time.Duration        `yaml:"settle" json:"settle,omitempty" min:"0s" max:"5m" help:"How long after a create without an answer the listing may not show the sandbox yet."`
 }
 
 const vendorDomain = "e2b.app"
@@ -50,15 +51,19 @@ var Adapter = sandboxer.Typed(sandboxer.Adapter{
 		sandboxer.CanSnapshot, sandboxer.CanQuote, sandboxer.CanMeter, sandboxer.CanPause, sandboxer.CanRenew, sandboxer.CanStats, sandboxer.CanProcesses, sandboxer.CanWatch},
 }, Config{Domain: vendorDomain, Template: "base", VCPUs: 2, Memory: 512 << 20, MaxLifetime: 24 * time.Hour, Settle: 10 * time.Second}, open)
 
-func open(_ context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extension, error) {
-	if cfg.Key == "" {
+func open(ctx context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extension, error) {
+	if cfg.Key == "" && cfg.Credential == (sandboxer.Credential{}) {
 		return nil, sandboxer.E(sandboxer.NotFound, nil, "needs a key: the configuration of %s names none", env.Extension).
-			WithHint("write a file for %s with key in its config", env.Extension)
+			WithHint("write a file for %s with credential in its config", env.Extension)
 	}
-	x := &extension{cfg: cfg, memory: true, Sandboxes: hosted.Sandboxes{Env: env, Settle: cfg.Settle}}
+	keys, err := hosted.OpenKeys(ctx, env, cfg.Key, cfg.Credential)
+	if err != nil {
+		return nil, err
+	}
+	x := &extension{cfg: cfg, memory: true, Sandboxes: hosted.Sandboxes{Env: env, Keys: keys, Settle: cfg.Settle}}
 	x.List, x.Get, x.Delete = x.list, x.get, x.remove
 	x.Capabilities.Open = x.openAgent
-	x.client = &hosted.Client{Base: strings.TrimSuffix(cmp.Or(cfg.APIURL, "https://api."+cfg.Domain), "/"), Token: cfg.Key, Authorize: authorize, Refusals: refusals}
+	x.client = &hosted.Client{Base: strings.TrimSuffix(cmp.Or(cfg.APIURL, "https://api."+cfg.Domain), "/"), Keys: keys, Authorize: authorize, Refusals: refusals}
 	return x, nil
 }
 
@@ -71,8 +76,6 @@ func authorize(h http.Header, key sandboxer.Secret) {
 // refusals are the kinds of the service's errors.
 var refusals = map[int]sandboxer.Kind{
 	http.StatusBadRequest:         sandboxer.Invalid,
-	http.StatusUnauthorized:       sandboxer.Unavailable, // the key is at fault, not the request
-	http.StatusForbidden:          sandboxer.Unavailable,
 	http.StatusNotFound:           sandboxer.NotFound,
 	http.StatusConflict:           sandboxer.Unavailable, // another change is under way
 	http.StatusTooManyRequests:    sandboxer.Exhausted,

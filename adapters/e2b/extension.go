@@ -118,12 +118,19 @@ func (x *extension) provision(ctx context.Context, spec sandboxer.Spec, template
 	})
 }
 
+// on returns the service's name for the sandbox of h, and ctx for calls with its key.
+func (x *extension) on(ctx context.Context, h sandboxer.Handle) (context.Context, string, error) {
+	ctx = hosted.For(ctx, h.Credential)
+	ref, err := x.Ref(ctx, h)
+	return ctx, ref, err
+}
+
 // readyTime bounds the wait for the daemon of a sandbox.
 const readyTime = time.Minute
 
 // WaitReady implements sandboxer.Extension: the daemon answers, and the workspace is there.
 func (x *extension) WaitReady(ctx context.Context, h sandboxer.Handle) (r sandboxer.Reachability, err error) {
-	ref, err := x.Ref(ctx, h)
+	ctx, ref, err := x.on(ctx, h)
 	if err != nil {
 		return r, err
 	}
@@ -165,7 +172,7 @@ func (x *extension) price(cpus, memory int64, d time.Duration) (*sandboxer.Meter
 // MeterActual implements sandboxer.Meter. The service tells the size of a sandbox, and no usage: that is the price of the size for
 // the time by our clock, and is never final.
 func (x *extension) MeterActual(ctx context.Context, h sandboxer.Handle, d time.Duration) (u sandboxer.Usage, err error) {
-	ref, err := x.Ref(ctx, h)
+	ctx, ref, err := x.on(ctx, h)
 	if err != nil {
 		return u, err
 	}
@@ -185,7 +192,7 @@ func (x *extension) MeterActual(ctx context.Context, h sandboxer.Handle, d time.
 
 // Renew implements sandboxer.Renewer. A paused sandbox is kept until it is removed: the deadline is that of its resume.
 func (x *extension) Renew(ctx context.Context, h sandboxer.Handle, until time.Time) error {
-	ref, err := x.Ref(ctx, h)
+	ctx, ref, err := x.on(ctx, h)
 	if err != nil {
 		return err
 	}
@@ -227,7 +234,7 @@ func (x *extension) renew(ctx context.Context, ref string, left time.Duration) e
 
 // Pause implements sandboxer.Pauser. Streams end with it.
 func (x *extension) Pause(ctx context.Context, h sandboxer.Handle) error {
-	ref, err := x.Ref(ctx, h)
+	ctx, ref, err := x.on(ctx, h)
 	if err != nil {
 		return err
 	}
@@ -243,7 +250,7 @@ func (x *extension) Pause(ctx context.Context, h sandboxer.Handle) error {
 
 // Resume implements sandboxer.Pauser.
 func (x *extension) Resume(ctx context.Context, h sandboxer.Handle) error {
-	ref, err := x.Ref(ctx, h)
+	ctx, ref, err := x.on(ctx, h)
 	if err != nil {
 		return err
 	}
@@ -266,7 +273,7 @@ func (x *extension) Resume(ctx context.Context, h sandboxer.Handle) error {
 
 // Stats implements sandboxer.StatsReader. The service measures every few seconds, and not everything.
 func (x *extension) Stats(ctx context.Context, h sandboxer.Handle) (st sandboxer.Stats, err error) {
-	ref, err := x.Ref(ctx, h)
+	ctx, ref, err := x.on(ctx, h)
 	if err != nil {
 		return st, err
 	}

@@ -86,7 +86,7 @@ func (x *extension) forget(ref string) {
 
 // openAgent is agent.Capabilities.Open.
 func (x *extension) openAgent(ctx context.Context, h sandboxer.Handle, _ bool) (agent.Call, error) {
-	ref, err := x.Ref(ctx, h)
+	ctx, ref, err := x.on(ctx, h)
 	if err != nil {
 		return agent.Call{}, err
 	}

@@ -79,7 +79,9 @@ func (x *extension) Snapshot(ctx context.Context, h sandboxer.Handle, id string)
 	if err != nil {
 		return sandboxer.Snapshot{}, err
 	}
+	ctx = hosted.For(ctx, h.Credential)
 	is, _ := x.Handle(o, x.Env.Owner)
+	is.Credential = h.Credential
 	save := func() (snapshot, error) {
 		s, _, err := hosted.Send[snapshot](ctx, x.client, hosted.Request{Method: http.MethodPost, Path: at(o.Ref) + "/snapshots", Body: map[string]string{"name": x.name(id, is)}, Within: 6 * slow})
 		return s, err
@@ -119,6 +121,7 @@ func (x *extension) RestoreFromSnapshot(ctx context.Context, spec sandboxer.Spec
 func (x *extension) DropSnapshot(ctx context.Context, s sandboxer.Snapshot) error {
 	s, err := x.saved(ctx, s.SnapshotID)
 	if err == nil {
+		ctx = hosted.For(ctx, s.Credential)
 		_, err = hosted.Call[struct{}](ctx, x.client, http.MethodDelete, "/templates/"+url.PathEscape(s.Meta[metaID]), nil)
 	}
 	if sandboxer.KindOf(err) == sandboxer.NotFound {
@@ -129,12 +132,15 @@ func (x *extension) DropSnapshot(ctx context.Context, s sandboxer.Snapshot) erro
 
 // ListSnapshots implements sandboxer.Snapshotter.
 func (x *extension) ListSnapshots(ctx context.Context, owner string) iter.Seq2[sandboxer.FoundSnapshot, error] {
-	return func(yield func(sandboxer.FoundSnapshot, error) bool) {
-		for s, err := range pages[snapshot](ctx, x, "/snapshots", url.Values{}) {
-			f, ours := x.of(s, owner)
-			if (ours || err != nil) && (!yield(f, err) || err != nil) {
-				return
+	return hosted.Everywhere(ctx, x.Keys, func(ctx context.Context) iter.Seq2[sandboxer.FoundSnapshot, error] {
+		return func(yield func(sandboxer.FoundSnapshot, error) bool) {
+			for s, err := range pages[snapshot](ctx, x, "/snapshots", url.Values{}) {
+				f, ours := x.of(s, owner)
+				f.Snapshot.Credential = hosted.Account(ctx)
+				if (ours || err != nil) && (!yield(f, err) || err != nil) {
+					return
+				}
 			}
 		}
-	}
+	})
 }

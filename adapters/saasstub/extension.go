@@ -121,7 +121,7 @@ func on[T any](ctx context.Context, x *extension, h sandboxer.Handle, method, su
 	if err != nil {
 		return out, err
 	}
-	return call[T](ctx, x, method, at(ref)+suffix, body)
+	return call[T](hosted.For(ctx, h.Credential), x, method, at(ref)+suffix, body)
 }
 
 // WaitReady implements sandboxer.Extension: what exists is ready.
@@ -164,6 +164,10 @@ func (x *extension) Capacity(ctx context.Context, host string) (sandboxer.HostCa
 	if host != "" {
 		return sandboxer.HostCapacity{}, sandboxer.E(sandboxer.NotFound, nil, "%s has no hosts", x.Env.Extension)
 	}
+	ctx, known := x.Keys.Operator(ctx)
+	if !known {
+		return sandboxer.HostCapacity{Free: -1, Attrs: map[string]string{"stub": said}}, nil
+	}
 	c, err := call[service.Capacity](ctx, x, http.MethodGet, "/v1/capacity", nil)
 	if x.own != nil && sandboxer.KindOf(err) == sandboxer.NotFound { // it does not run, and is empty
 		c.Free, err = x.cfg.Capacity, nil
@@ -191,7 +195,7 @@ func (x *extension) Snapshot(ctx context.Context, h sandboxer.Handle, id string)
 	}
 	tags := map[string]string{tagSnapshot: id, tagOwner: x.Env.Owner}
 	maps.Copy(tags, o.Tags)
-	s, err := call[service.Snapshot](ctx, x, http.MethodPut, x.snapshotAt(id), service.Save{Ref: o.Ref, Tags: tags})
+	s, err := call[service.Snapshot](hosted.For(ctx, h.Credential), x, http.MethodPut, x.snapshotAt(id), service.Save{Ref: o.Ref, Tags: tags})
 	return receipt(s), err
 }
 
@@ -202,17 +206,24 @@ func (x *extension) RestoreFromSnapshot(ctx context.Context, spec sandboxer.Spec
 
 // DropSnapshot implements sandboxer.Snapshotter.
 func (x *extension) DropSnapshot(ctx context.Context, s sandboxer.Snapshot) error {
-	_, err := call[service.Snapshot](ctx, x, http.MethodDelete, x.snapshotAt(s.SnapshotID), nil)
-	if sandboxer.KindOf(err) == sandboxer.NotFound {
-		return nil
+	accounts, err := x.Keys.Accounts(ctx, s.Credential)
+	for _, ref := range accounts {
+		_, e := call[service.Snapshot](hosted.For(ctx, ref), x, http.MethodDelete, x.snapshotAt(s.SnapshotID), nil)
+		if sandboxer.KindOf(e) != sandboxer.NotFound {
+			err = cmp.Or(err, e)
+		}
 	}
 	return err
 }
 
 // ListSnapshots implements sandboxer.Snapshotter.
 func (x *extension) ListSnapshots(ctx context.Context, owner string) iter.Seq2[sandboxer.FoundSnapshot, error] {
-	return pages(ctx, x, "/v1/snapshots", map[string]string{tagOwner: owner}, func(s service.Snapshot) sandboxer.FoundSnapshot {
-		h, _ := x.Handle(hosted.Object{Tags: s.Tags}, owner)
-		return sandboxer.FoundSnapshot{Snapshot: receipt(s), Whole: true, SandboxID: h.SandboxID, Generation: h.Generation}
+	return hosted.Everywhere(ctx, x.Keys, func(ctx context.Context) iter.Seq2[sandboxer.FoundSnapshot, error] {
+		return pages(ctx, x, "/v1/snapshots", map[string]string{tagOwner: owner}, func(s service.Snapshot) sandboxer.FoundSnapshot {
+			h, _ := x.Handle(hosted.Object{Tags: s.Tags}, owner)
+			found := receipt(s)
+			found.Credential = hosted.Account(ctx)
+			return sandboxer.FoundSnapshot{Snapshot: found, Whole: true, SandboxID: h.SandboxID, Generation: h.Generation}
+		})
 	})
 }

@@ -26,6 +26,8 @@ type Config struct {
 	Settle   time.Duration     `yaml:"settle" json:"settle,omitempty" min:"0s" max:"5m" help:"How long after a create without an answer the listing may not show the sandbox yet; at least faults.lag."`
 	URL      string            `yaml:"url" json:"url,omitempty" help:"A service that runs elsewhere, as https://host, or http:// with a loopback address. If it is empty, this program starts one."`
 	Token    sandboxer.Secret  `yaml:"token" json:"token,omitempty" help:"Bearer token for the service at url."`
+
+	Credential sandboxer.Credential `yaml:"credential" json:"credential,omitzero" help:"The secret that is the bearer token in its place."`
 }
 
 // Validate implements the check of sandboxer.Typed.
@@ -57,10 +59,14 @@ var Adapter = sandboxer.Typed(sandboxer.Adapter{
 	Inputs:       []sandboxer.Input{{Name: inputNote, Help: "a text of at most 256 bytes; the sandbox contains nothing else"}},
 }, Config{PerHour: 100_000, Capacity: 100, Settle: 2 * time.Second}, open)
 
-func open(_ context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extension, error) {
-	x := &extension{cfg: cfg, Sandboxes: hosted.Sandboxes{Env: env, Settle: cfg.Settle}}
+func open(ctx context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extension, error) {
+	keys, err := hosted.OpenKeys(ctx, env, cfg.Token, cfg.Credential)
+	if err != nil {
+		return nil, err
+	}
+	x := &extension{cfg: cfg, Sandboxes: hosted.Sandboxes{Env: env, Keys: keys, Settle: cfg.Settle}}
 	x.List, x.Get, x.Delete = x.list, x.get, x.remove
-	x.client = &hosted.Client{Base: cmp.Or(cfg.URL, "http://stub"), Token: cfg.Token, Refusals: refusals}
+	x.client = &hosted.Client{Base: cmp.Or(cfg.URL, "http://stub"), Keys: keys, Refusals: refusals, Tries: 1}
 	if cfg.URL == "" {
 		x.own = &service.Launcher{Dir: filepath.Join(env.Dir, "service")}
 		if err := x.own.Configure(service.Settings{Seed: cfg.Seed, Capacity: cfg.Capacity, Faults: cfg.Faults}); err != nil {
@@ -74,7 +80,6 @@ func open(_ context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extension
 // refusals are the kinds of the service's errors.
 var refusals = map[int]sandboxer.Kind{
 	http.StatusBadRequest:         sandboxer.Invalid,
-	http.StatusUnauthorized:       sandboxer.Unavailable, // the operator's token is at fault, not the request
 	http.StatusNotFound:           sandboxer.NotFound,
 	http.StatusConflict:           sandboxer.Unavailable, // another change is under way
 	http.StatusTooManyRequests:    sandboxer.Exhausted,

@@ -43,6 +43,8 @@ func (a *APIKeys) CreateKey(ctx context.Context, k sandboxer.KeyRequest) (sandbo
 	case len(k.Scopes) == 0:
 		return "", sandboxer.APIKey{}, sandboxer.E(sandboxer.Invalid, nil, "an API key needs at least one scope").
 			WithHint("the scopes are: %s", suggest.List(sandboxer.Scopes()))
+	case k.Consumer != "" && (sandboxer.CheckSecretName(k.Consumer) != nil || len(k.Consumer) > sandboxer.MaxBoundConsumer):
+		return "", sandboxer.APIKey{}, sandboxer.E(sandboxer.Invalid, nil, "%q is not a consumer that a key can be bound to: want 1 to %d letters, digits, dots, hyphens and underscores, the first a letter or a digit", k.Consumer, sandboxer.MaxBoundConsumer)
 	case len(k.Tenant) > 128:
 		return "", sandboxer.APIKey{}, sandboxer.E(sandboxer.Invalid, nil, "a tenant's name has at most 128 bytes")
 	}
@@ -58,12 +60,16 @@ func (a *APIKeys) CreateKey(ctx context.Context, k sandboxer.KeyRequest) (sandbo
 	hash := sha256.Sum256([]byte(secret))
 	key := sandboxer.APIKey{
 		ID: sandboxer.NewID(), Name: k.Name, Tenant: cmp.Or(k.Tenant, p.Tenant), Hash: hash[:],
-		Scopes: slices.Clone(k.Scopes), CreatedAt: now(), MaxSpend: k.MaxSpend,
+		Scopes: slices.Clone(k.Scopes), CreatedAt: now(), MaxSpend: k.MaxSpend, Consumer: k.Consumer,
 	}
 	if k.TTL > 0 {
 		key.ExpiresAt = key.CreatedAt.Add(k.TTL)
 	}
-	if err := a.write(ctx, key, "made"); err != nil {
+	what := "made"
+	if k.Consumer != "" {
+		what += " for consumer " + k.Consumer
+	}
+	if err := a.write(ctx, key, what); err != nil {
 		return "", sandboxer.APIKey{}, err
 	}
 	a.changed()
@@ -206,7 +212,7 @@ func (a *APIKeys) authenticate(ctx context.Context, token sandboxer.Secret) (san
 		return sandboxer.Principal{}, ErrNotLoggedIn
 	}
 	a.noteUse(id, now())
-	return sandboxer.Principal{Tenant: key.Tenant, Actor: "key:" + id, KeyID: id, Scopes: key.Scopes}, nil
+	return sandboxer.Principal{Tenant: key.Tenant, Actor: "key:" + id, KeyID: id, Scopes: key.Scopes, Consumer: key.Consumer}, nil
 }
 
 // noteUse remembers a use until it is stored.

@@ -242,12 +242,12 @@ type Checked struct {
 	spec sandboxer.Spec
 }
 
-// is reports whether spec is the one that b checked. Its place and its fuse are known later.
+// is reports whether spec is the one that b checked. Its place, its fuse and the version of its key are known later.
 func (c *Checked) is(b *Backend, spec sandboxer.Spec) bool {
 	if c == nil || c.by != b {
 		return false
 	}
-	spec.Place, spec.Fuse = c.spec.Place, c.spec.Fuse
+	spec.Place, spec.Fuse, spec.Credential.Version = c.spec.Place, c.spec.Fuse, c.spec.Credential.Version
 	return reflect.DeepEqual(spec, c.spec)
 }
 
@@ -262,6 +262,15 @@ func (b *Backend) Check(ctx context.Context, spec sandboxer.Spec) (*Checked, err
 		return nil, err
 	}
 	return &Checked{b, spec}, nil
+}
+
+// Credential says whose secret is the key for new sandboxes (sandboxer.Credentialed); the zero value if there is none.
+func (b *Backend) Credential() sandboxer.Credential {
+	c, ok := b.ext.(sandboxer.Credentialed)
+	if !ok {
+		return sandboxer.Credential{}
+	}
+	return c.Credential()
 }
 
 // Places reports whether the extension has hosts to choose from (sandboxer.Placer).
@@ -314,7 +323,7 @@ func (b *Backend) ProvisionChecked(ctx context.Context, spec sandboxer.Spec, c *
 		if err != nil {
 			return h, err
 		}
-		return h, checkHandle(h, spec)
+		return completed(h, spec)
 	})
 	if err != nil && context.Cause(moving) == errDeadline {
 		err = sandboxer.E(sandboxer.Timeout, err, "%s: provision did not finish within %s", b.id, b.opts.Provision)
@@ -484,7 +493,7 @@ func (b *Backend) ProvisionFrom(ctx context.Context, spec sandboxer.Spec, c sand
 		if err != nil {
 			return h, err
 		}
-		return h, checkHandle(h, spec)
+		return completed(h, spec)
 	})
 }
 
@@ -565,6 +574,7 @@ func (b *Backend) Snapshot(ctx context.Context, h sandboxer.Handle, id string) (
 		if err != nil {
 			return s, err
 		}
+		s.Credential = h.Credential
 		return s, checkReceipt(s, id)
 	})
 }
@@ -584,7 +594,7 @@ func (b *Backend) RestoreFromSnapshot(ctx context.Context, spec sandboxer.Spec, 
 		if err != nil {
 			return h, err
 		}
-		return h, checkHandle(h, spec)
+		return completed(h, spec)
 	})
 }
 
@@ -703,7 +713,7 @@ func (b *Backend) Claim(ctx context.Context, h sandboxer.Handle, spec sandboxer.
 		if err != nil {
 			return out, err
 		}
-		return out, checkHandle(out, spec)
+		return completed(out, spec)
 	})
 }
 
@@ -947,6 +957,12 @@ func checkPlace(host string) error {
 		return sandboxer.E(sandboxer.Invalid, nil, "the name of a host cannot contain spaces or invisible characters")
 	}
 	return nil
+}
+
+// completed is the handle that an extension returned for spec, with the key that the broker chose for it.
+func completed(h sandboxer.Handle, spec sandboxer.Spec) (sandboxer.Handle, error) {
+	h.Credential = spec.Credential
+	return h, checkHandle(h, spec)
 }
 
 func checkHandle(h sandboxer.Handle, spec sandboxer.Spec) error {

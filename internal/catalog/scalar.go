@@ -137,6 +137,8 @@ func enumOf(t reflect.Type) (what string, words []string) {
 		return "policy", texts(sandboxer.RoutePolicies())
 	case reflect.TypeFor[sandboxer.RoutePreference]():
 		return "preference", texts(sandboxer.RoutePreferences())
+	case reflect.TypeFor[sandboxer.CredentialBy]():
+		return "owner of a key", texts(sandboxer.CredentialsBy())
 	case reflect.TypeFor[sandboxer.NetworkMode]():
 		return "network mode", texts([]sandboxer.NetworkMode{sandboxer.NetworkNone, sandboxer.NetworkPublic, sandboxer.NetworkAllow})
 	}

@@ -64,6 +64,7 @@ func newCmdKeyCreate(f *factory) *cobra.Command {
 	c.Flags().StringSliceVar(&scopes, "scope", []string{string(sandboxer.ScopeRead), string(sandboxer.ScopeWrite)}, "`SCOPE` of the key: read, write, admin")
 	c.Flags().StringVar(&ttl, "ttl", "", "`LIFETIME`; without it the key does not expire")
 	c.Flags().StringSliceVar(&spend, "max-spend", nil, "most `CREDITS` that its sandboxes may cost: day=5,month=50, or one of them, in UTC")
+	c.Flags().StringVar(&o.k.Consumer, "consumer", "", "`NAME` of the consumer that it is bound to: its requests have this one, and no other")
 	complete(c, "scope", scopeWords()...)
 	return c
 }
@@ -112,9 +113,9 @@ func keyView() view[*api.Key] {
 	}
 	return view[*api.Key]{
 		cols: []string{"ID", "NAME", "TENANT", "SCOPES", "CREATED", "EXPIRES", "REVOKED", "LAST USED"},
-		wide: []string{"MAX SPEND"},
+		wide: []string{"MAX SPEND", "CONSUMER"},
 		row: func(k *api.Key) []string {
-			return []string{k.ID, k.Name, k.Tenant, join(k.Scopes, ","), day(k.CreatedAt), day(k.ExpiresAt), day(k.RevokedAt), day(k.LastUsedAt), maxSpend(k.MaxSpend)}
+			return []string{k.ID, k.Name, k.Tenant, join(k.Scopes, ","), day(k.CreatedAt), day(k.ExpiresAt), day(k.RevokedAt), day(k.LastUsedAt), maxSpend(k.MaxSpend), k.Consumer}
 		},
 		name: func(k *api.Key) string { return k.ID },
 	}

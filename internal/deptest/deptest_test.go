@@ -56,7 +56,7 @@ var arrows = map[string][]string{
 	"internal/marked":      {},
 	"internal/lifecycle":   {"."}, // what the sweep does next and when: pure, so every combination is tried
 	"internal/manager":     {".", "internal/access", "internal/backend", "internal/capture", "internal/events", "internal/halfclose", "internal/lifecycle", "internal/nofile", "internal/sinks", "internal/spec", "internal/strictjson", "internal/suggest"},
-	"internal/sinks":       {".", "internal/capture", "internal/strictjson"},                                    // who gets usage rows: reads the store, knows no sandbox
+	"internal/sinks":       {".", "internal/capture", "internal/strictjson"},                    // who gets usage rows: reads the store, knows no sandbox
 	"internal/spec":        {".", "internal/backend", "internal/lifecycle", "internal/suggest"}, // what a request comes to: pure, no store, no caller of extensions; backend for its words
 	"internal/catalog":     {".", "internal/hosted", "internal/prices", "internal/suggest"},
 	"internal/edge":        {".", "api", "internal/halfclose", "internal/nofile"},

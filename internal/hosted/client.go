@@ -9,12 +9,15 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"iter"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"net/url"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -36,12 +39,15 @@ func CheckURL(text string) error {
 	return nil
 }
 
-// A Client sends JSON to one service. It follows no redirect, which would take the token elsewhere.
+// A Client sends JSON to one service. It follows no redirect, which would take the key elsewhere.
 type Client struct {
-	Base  string           // URL of the service, without a slash at its end
-	Token sandboxer.Secret // bearer token; empty if the service wants none
+	Base string // URL of the service, without a slash at its end
+	Keys *Keys  // each request gets the key of its ctx's account; nil if the service wants none
 	// Authorize puts a key into the headers of a request; nil makes it a bearer token.
 	Authorize func(headers http.Header, key sandboxer.Secret)
+	// Tries bounds how often a request is sent; 0 means 5. It is sent again if it did not reach the service, and, if it is a GET,
+	// HEAD or DELETE, after an answer of 500 to 599.
+	Tries int
 	// Refusals are the statuses by which the service refuses a request and changes nothing, with their kinds. After any other
 	// failure it is not known whether something was done.
 	Refusals map[int]sandboxer.Kind
@@ -69,6 +75,9 @@ const (
 	maxAnswer  = 4 << 20          // of an answer, in bytes
 	maxText    = 500              // of what a service says in an error, in bytes
 	maxAfter   = time.Hour        // of what it says when to try again
+
+	maxTries              = 5
+	firstPause, lastPause = 250 * time.Millisecond, 8 * time.Second // between tries, at random below that
 )
 
 // A Request is what Send sends.
@@ -85,7 +94,8 @@ func Call[T any](ctx context.Context, c *Client, method, path string, body any) 
 }
 
 // Send sends one request and reads the answer; that to a request without content (204) is empty. Kinds: those of c.Refusals,
-// with Error.Untouched set; Unavailable if there is no answer, or another one. Status has the status of a failure.
+// with Error.Untouched set; Unavailable if there is no answer, or another one. Status has the status of a failure. Further tries
+// are within the same time.
 func Send[T any](ctx context.Context, c *Client, r Request) (out T, header http.Header, err error) {
 	var data []byte
 	if r.Body != nil {
@@ -93,40 +103,74 @@ func Send[T any](ctx context.Context, c *Client, r Request) (out T, header http.
 			return out, nil, err
 		}
 	}
+	key, err := c.Keys.Of(ctx)
+	if err != nil {
+		return out, nil, sandboxer.Untouched(err)
+	}
 	bounded, cancel := context.WithTimeout(ctx, cmp.Or(r.Within, answerTime))
 	defer cancel()
-	req, err := http.NewRequestWithContext(bounded, r.Method, c.Base+r.Path, bytes.NewReader(data))
-	if err != nil {
-		return out, nil, err
+	for try := 1; ; try++ {
+		answer, res, again, err := c.try(ctx, bounded, key, r.Method, r.Path, data)
+		switch {
+		case err != nil:
+		case res.StatusCode == http.StatusNoContent:
+			return out, res.Header, nil
+		default:
+			if _, err := strictjson.DecodeStored(answer, &out); err != nil {
+				return out, nil, sandboxer.E(sandboxer.Unavailable, err, "the service answers something that cannot be read").WithHint("check that the URL leads to the service")
+			}
+			return out, res.Header, nil
+		}
+		if !again || try >= cmp.Or(c.Tries, maxTries) || !pause(bounded, max(sandboxer.RetryAfterOf(err), rand.N(min(firstPause<<(try-1), lastPause)))) {
+			return out, nil, err
+		}
 	}
-	if r.Body != nil {
+}
+
+// pause waits for d, and reports whether there was time for it.
+func pause(ctx context.Context, d time.Duration) bool {
+	if end, ok := ctx.Deadline(); ok && time.Until(end) <= d {
+		return false
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// try sends a request once, and reports whether it may be sent again. The caller's own ctx says whether the caller left.
+func (c *Client) try(ctx, bounded context.Context, key sandboxer.Secret, method, path string, data []byte) (answer []byte, res *http.Response, again bool, err error) {
+	req, err := http.NewRequestWithContext(bounded, method, c.Base+path, bytes.NewReader(data))
+	if err != nil {
+		return nil, nil, false, err
+	}
+	if data != nil {
 		req.Header.Set("Content-Type", "application/json")
 	}
 	switch {
-	case c.Token == "":
+	case key == "":
 	case c.Authorize != nil:
-		c.Authorize(req.Header, c.Token)
+		c.Authorize(req.Header, key)
 	default:
-		req.Header.Set("Authorization", "Bearer "+string(c.Token))
+		req.Header.Set("Authorization", "Bearer "+key.Reveal())
 	}
-	res, err := c.do(req)
+	res, err = c.do(req)
 	if err == nil {
 		defer res.Body.Close()
-		data, err = io.ReadAll(io.LimitReader(res.Body, maxAnswer))
+		answer, err = io.ReadAll(io.LimitReader(res.Body, maxAnswer))
 	}
-	if err != nil {
-		return out, nil, noAnswer(ctx, err)
+	switch {
+	case err != nil:
+		err = noAnswer(ctx, err)
+		return nil, nil, sandboxer.IsUntouched(err), err
+	case res.StatusCode/100 != 2:
+		return nil, nil, res.StatusCode/100 == 5 && (method == http.MethodGet || method == http.MethodHead || method == http.MethodDelete), c.failure(ctx, res, answer)
 	}
-	if res.StatusCode/100 != 2 {
-		return out, nil, c.failure(res, data)
-	}
-	if res.StatusCode == http.StatusNoContent {
-		return out, res.Header, nil
-	}
-	if _, err := strictjson.DecodeStored(data, &out); err != nil {
-		return out, nil, sandboxer.E(sandboxer.Unavailable, err, "the service answers something that cannot be read").WithHint("check that the URL leads to the service")
-	}
-	return out, res.Header, nil
+	return answer, res, false, nil
 }
 
 // A status is the cause of a failure that the service answered.
@@ -156,21 +200,21 @@ func noAnswer(ctx context.Context, err error) error {
 }
 
 // failure is the error for an answer that is none.
-func (c *Client) failure(res *http.Response, body []byte) error {
+func (c *Client) failure(ctx context.Context, res *http.Response, body []byte) error {
 	var said struct {
 		Message string `json:"message"`
 	}
 	_, err := strictjson.DecodeStored(body, &said)
 	kind, refused := c.Refusals[res.StatusCode]
+	if res.StatusCode == http.StatusUnauthorized || res.StatusCode == http.StatusForbidden && !refused {
+		return Refused(ctx, strings.TrimSpace(fmt.Sprintf("%d %s", res.StatusCode, said.Message)))
+	}
 	foreign := err != nil || said.Message == "" // another server's: its word ends no sandbox, and it may have lost an answer of the service
 	if !refused || foreign && (kind == sandboxer.NotFound || res.StatusCode/100 == 5) {
 		kind, refused = sandboxer.Unavailable, false
 	}
 	e := sandboxer.E(kind, status(res.StatusCode), "the service answers %d: %s", res.StatusCode, capture.Text(said.Message, maxText))
-	switch {
-	case res.StatusCode == http.StatusUnauthorized, res.StatusCode == http.StatusForbidden:
-		e.WithHint("an administrator sets another token in the extension's file")
-	case kind == sandboxer.Unavailable, kind == sandboxer.Exhausted:
+	if kind == sandboxer.Unavailable || kind == sandboxer.Exhausted {
 		after, _ := strconv.Atoi(res.Header.Get("Retry-After")) // a date, which is rare, is not read
 		e.WithHint("try again later").RetryAfter = time.Duration(min(max(after, 0), int(maxAfter/time.Second))) * time.Second
 	}

@@ -14,13 +14,16 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/strictjson"
 )
 
-// Sandboxes are the sandboxes of one extension at a hosted service. An adapter embeds it and gets Teardown, IsAlive, Discover
-// and ListRunning. The service finds a sandbox by its tags: owner, extension, ID, generation and fuse.
+// Sandboxes are the sandboxes of one extension at a hosted service. An adapter embeds it and gets Teardown, IsAlive, Discover,
+// ListRunning, Forget and Credential. The service finds a sandbox by its tags: owner, extension, ID, generation, attempt and fuse.
+// The ctx of each function says for which account it is called (Account); an adapter's own calls for a handle are made with
+// For(ctx, h.Credential).
 //
 // Before a create, the note <id>.g<generation> says that there may be something; after it, the note says what. While an answer is
 // missing and the listing may still lag, nothing is called absent.
 type Sandboxes struct {
 	Env    sandboxer.Env
+	Keys   *Keys
 	Settle time.Duration // how long the listing may lag behind a create
 
 	// List yields the sandboxes that have all these tags. It may lag, and Get decides.
@@ -35,16 +38,31 @@ type Sandboxes struct {
 type Object struct {
 	Ref  string // the service's name for it
 	Tags map[string]string
+
+	account sandboxer.SecretRef // in which it was found
 }
 
 // prefix begins the names of our tags.
 const prefix = "sandboxer-"
 
-const tagFuse = prefix + "fuse"
+const (
+	tagFuse    = prefix + "fuse"
+	tagAttempt = prefix + "attempt" // when it was asked for, by our clock: two objects of one sandbox can be told apart
+)
 
 // FuseTag returns the tag that keeps a fuse, by our clock. The service itself gets a lifetime, since its clock may be another.
 func FuseTag(fuse time.Time) map[string]string {
 	return map[string]string{tagFuse: fuse.Format(time.RFC3339Nano)}
+}
+
+// CheckLife refuses, as Unsupported, a sandbox that has to exist for longer than the service lets one live.
+func CheckLife(spec sandboxer.Spec, longest time.Duration) error {
+	needs := time.Until(spec.Fuse).Round(time.Minute)
+	if spec.Fuse.IsZero() || needs <= longest {
+		return nil
+	}
+	return sandboxer.Untouched(sandboxer.E(sandboxer.Unsupported, nil, "the service ends a sandbox after %s, and this one has to last for %s, with the time for its removal",
+		sandboxer.FormatDuration(longest), sandboxer.FormatDuration(needs)).WithHint("ask for a shorter time to live: --ttl"))
 }
 
 // Lifetime is the time that is left until the fuse, at least a millisecond, or longest if there is none.
@@ -58,7 +76,7 @@ func Lifetime(fuse time.Time, longest time.Duration) time.Duration {
 // Handle is the handle of an object; ok is false if it is not one of this extension's for owner.
 func (s *Sandboxes) Handle(o Object, owner string) (h sandboxer.Handle, ok bool) {
 	m, ok := hosts.ReadMark(prefix, o.Tags)
-	return sandboxer.Handle{SandboxID: m.ID, Generation: m.Generation, Ref: o.Ref}, ok && m.Owner == owner && m.Extension == s.Env.Extension
+	return sandboxer.Handle{SandboxID: m.ID, Generation: m.Generation, Ref: o.Ref, Credential: o.account}, ok && m.Owner == owner && m.Extension == s.Env.Extension
 }
 
 // An attempt is the content of a note.
@@ -137,7 +155,8 @@ func (s *Sandboxes) KeepFuse(ctx context.Context, o Object, fuse time.Time) erro
 const makeTime = time.Minute
 
 // Make makes the sandbox of spec by create, which gets its tags, or finds it. It is idempotent as Provision is. Kinds: those
-// of create; Unavailable while it is not known whether an earlier create made something.
+// of create, with Invalid for a tenant's key that the service refuses; Unavailable while it is not known whether an earlier create
+// made something.
 func (s *Sandboxes) Make(ctx context.Context, spec sandboxer.Spec, create func(ctx context.Context, tags map[string]string) (Object, error)) (none sandboxer.Handle, err error) {
 	if err := ctx.Err(); err != nil {
 		return none, err
@@ -147,11 +166,12 @@ func (s *Sandboxes) Make(ctx context.Context, spec sandboxer.Spec, create func(c
 		return none, err
 	}
 	defer unlock()
-	h := sandboxer.Handle{SandboxID: spec.ID, Generation: spec.Generation}
+	ctx = For(ctx, spec.Credential)
+	h := sandboxer.Handle{SandboxID: spec.ID, Generation: spec.Generation, Credential: spec.Credential}
 	o, err := s.Find(ctx, h)
 	if sandboxer.KindOf(err) != sandboxer.NotFound {
 		h.Ref = o.Ref
-		return h, err
+		return h, ofRequest(spec, err)
 	}
 	// From here on the caller's end changes nothing: no effect may come after the teardown that follows it.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), makeTime)
@@ -161,14 +181,14 @@ func (s *Sandboxes) Make(ctx context.Context, spec sandboxer.Spec, create func(c
 		return none, err
 	}
 	tags := hosts.Mark{Owner: spec.Owner, Extension: s.Env.Extension, ID: spec.ID, Generation: spec.Generation}.Labels(prefix)
-	tags[tagFuse] = FuseTag(spec.Fuse)[tagFuse]
+	tags[tagFuse], tags[tagAttempt] = FuseTag(spec.Fuse)[tagFuse], strconv.FormatInt(a.At.UnixMilli(), 10)
 	o, err = create(ctx, tags)
 	switch {
 	case sandboxer.IsUntouched(err):
 		if forget := s.Env.Notes.Delete(ctx, noteOf(h)); forget != nil {
 			return none, forget
 		}
-		return none, err
+		return none, ofRequest(spec, err)
 	case err != nil: // without an answer, the sandbox may exist all the same
 		a.At = time.Now()
 		if o, _ = s.Find(ctx, h); o.Ref == "" {
@@ -183,12 +203,60 @@ func (s *Sandboxes) Make(ctx context.Context, spec sandboxer.Spec, create func(c
 	return h, nil
 }
 
-// objects returns what exists of h. Notes and listing name it, and a look at each proves it.
+// ofRequest makes a key that cannot be used the fault of the request, if the key is its tenant's: it is none of the service.
+func ofRequest(spec sandboxer.Spec, err error) error {
+	if spec.Credential.Tenant == "" || !IsRefused(err) {
+		return err
+	}
+	return sandboxer.Untouched(sandboxer.E(sandboxer.Invalid, err, "%s", sandboxer.Message(err)).WithHint("set another key: sandboxer secret set %s", spec.Credential.Name))
+}
+
+// objects returns what exists of h. Notes and listing name it, and a look at each proves it. A handle without a key may be of any
+// account. An error means that there may be more.
 func (s *Sandboxes) objects(ctx context.Context, h sandboxer.Handle) (found []Object, err error) {
 	attempts, err := s.attempts(ctx, h)
 	if err != nil {
 		return nil, err
 	}
+	accounts, err := s.Keys.Accounts(ctx, h.Credential)
+	var refused error
+	if h.Credential.Name == "" && h.Generation == 0 { // it is searched for
+		accounts, err = s.Keys.accounts(ctx)
+	} else if h.Credential.Name == "" {
+		_, refused = s.Keys.Of(For(ctx, h.Credential))
+	}
+	if err != nil {
+		return nil, err
+	}
+	for _, ref := range accounts {
+		here, err := s.objectsIn(For(ctx, ref), h, attempts)
+		if IsRefused(err) {
+			refused, err = err, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		found = append(found, here...)
+	}
+	if len(found) > 0 && h.Generation != 0 {
+		refused = nil
+	}
+	for _, o := range found {
+		is, _ := s.Handle(o, s.Env.Owner)
+		delete(attempts, noteOf(is))
+	}
+	for _, a := range attempts {
+		if wait := min(s.Settle-time.Since(a.At), s.Settle); a.Ref == "" && wait > 0 {
+			e := sandboxer.E(sandboxer.Unavailable, nil, "a create had no answer, and the service may still show what it made").WithHint("try again in %s", s.Settle)
+			e.RetryAfter = wait
+			return nil, e
+		}
+	}
+	return found, refused
+}
+
+// objectsIn is objects in ctx's account.
+func (s *Sandboxes) objectsIn(ctx context.Context, h sandboxer.Handle, attempts map[string]attempt) (found []Object, err error) {
 	refs := map[string]bool{h.Ref: true}
 	for _, a := range attempts {
 		refs[a.Ref] = true
@@ -208,15 +276,8 @@ func (s *Sandboxes) objects(ctx context.Context, h sandboxer.Handle) (found []Ob
 		case err != nil:
 			return nil, err
 		case ours && is.SandboxID == h.SandboxID && (h.Generation == 0 || is.Generation == h.Generation):
+			o.account = Account(ctx)
 			found = append(found, o)
-			delete(attempts, noteOf(is))
-		}
-	}
-	for _, a := range attempts {
-		if wait := min(s.Settle-time.Since(a.At), s.Settle); a.Ref == "" && wait > 0 {
-			e := sandboxer.E(sandboxer.Unavailable, nil, "a create had no answer, and the service may still show what it made").WithHint("try again in %s", s.Settle)
-			e.RetryAfter = wait
-			return nil, e
 		}
 	}
 	return found, nil
@@ -227,14 +288,15 @@ func (s *Sandboxes) objects(ctx context.Context, h sandboxer.Handle) (found []Ob
 func (s *Sandboxes) Find(ctx context.Context, h sandboxer.Handle) (newest Object, err error) {
 	var found []Object
 	if h.Ref != "" && h.Generation != 0 { // what is known need not be looked for
-		o, err := s.Get(ctx, h.Ref)
+		o, err := s.Get(For(ctx, h.Credential), h.Ref)
+		o.account = h.Credential
 		if err != nil && sandboxer.KindOf(err) != sandboxer.NotFound {
 			return newest, err
 		}
 		if is, ours := s.Handle(o, s.Env.Owner); ours && is.SandboxID == h.SandboxID && is.Generation == h.Generation {
 			found = append(found, o)
 		}
-	} else if found, err = s.objects(ctx, h); err != nil {
+	} else if found, err = s.objects(ctx, h); err != nil && len(found) == 0 {
 		return newest, err
 	}
 	last := 0
@@ -244,9 +306,9 @@ func (s *Sandboxes) Find(ctx context.Context, h sandboxer.Handle) (newest Object
 		}
 	}
 	if newest.Ref == "" {
-		err = sandboxer.E(sandboxer.NotFound, nil, "the service has no sandbox %s", h.SandboxID)
+		return newest, sandboxer.E(sandboxer.NotFound, nil, "the service has no sandbox %s", h.SandboxID)
 	}
-	return newest, err
+	return newest, nil
 }
 
 // Ref returns the service's name for the sandbox of h, which need not exist any more if h has it.
@@ -269,21 +331,56 @@ func (s *Sandboxes) Teardown(ctx context.Context, h sandboxer.Handle) (report sa
 	}
 	defer unlock()
 	found, err := s.objects(ctx, h)
-	if err != nil {
+	if err != nil && len(found) == 0 {
 		return report, err
 	}
 	for _, o := range found {
-		if err := s.Delete(ctx, o.Ref); err != nil && sandboxer.KindOf(err) != sandboxer.NotFound {
+		if err := s.Delete(For(ctx, o.account), o.Ref); err != nil && sandboxer.KindOf(err) != sandboxer.NotFound {
 			return report, err
 		}
 		report.Removed = append(report.Removed, "sandbox "+o.Ref+" of "+s.Env.Extension)
 	}
+	if err != nil { // another account cannot be asked
+		return report, err
+	}
+	return report, s.forget(ctx, h)
+}
+
+// forget removes the notes of h.
+func (s *Sandboxes) forget(ctx context.Context, h sandboxer.Handle) error {
 	attempts, err := s.attempts(ctx, h)
 	for key := range attempts {
 		err = cmp.Or(err, s.Env.Notes.Delete(ctx, key))
 	}
-	return report, err
+	return err
 }
+
+// Forget implements sandboxer.Forgetter: of a sandbox whose key was revoked or removed.
+func (s *Sandboxes) Forget(ctx context.Context, h sandboxer.Handle) ([]string, error) {
+	unlock, err := s.Env.Notes.Lock(ctx, h.SandboxID)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	if _, err := s.objects(ctx, h); !IsRefused(err) {
+		return nil, sandboxer.E(sandboxer.Unsupported, err, "the key to the sandbox is not refused, and %s can remove it", s.Env.Extension).
+			WithHint("destroy it; a failed removal is tried again")
+	}
+	if err := s.forget(ctx, h); err != nil {
+		return nil, err
+	}
+	what, whose := "a sandbox", "of the key in the file of "+s.Env.Extension
+	if h.Ref != "" {
+		what += " " + h.Ref
+	}
+	if h.Credential.Name != "" {
+		whose = "of the " + h.Credential.String()
+	}
+	return []string{what + " at the service, in the account " + whose}, nil
+}
+
+// Credential implements sandboxer.Credentialed.
+func (s *Sandboxes) Credential() sandboxer.Credential { return s.Keys.credential() }
 
 // IsAlive implements sandboxer.Prober.
 func (s *Sandboxes) IsAlive(ctx context.Context, h sandboxer.Handle) (sandboxer.Liveness, error) {
@@ -300,6 +397,9 @@ func (s *Sandboxes) IsAlive(ctx context.Context, h sandboxer.Handle) (sandboxer.
 // Discover implements sandboxer.Discoverer.
 func (s *Sandboxes) Discover(ctx context.Context, id string) (sandboxer.Found, error) {
 	o, err := s.Find(ctx, sandboxer.Handle{SandboxID: id})
+	if IsRefused(err) { // an account that nobody can use proves nothing, and is of no use
+		err = sandboxer.E(sandboxer.NotFound, err, "no account that can be asked has a sandbox %s", id)
+	}
 	if err != nil {
 		return sandboxer.Found{}, err
 	}
@@ -311,8 +411,25 @@ func (s *Sandboxes) Discover(ctx context.Context, id string) (sandboxer.Found, e
 // ListRunning implements sandboxer.Lister.
 func (s *Sandboxes) ListRunning(ctx context.Context, owner string) iter.Seq2[sandboxer.Handle, error] {
 	return func(yield func(sandboxer.Handle, error) bool) {
-		for o, err := range s.List(ctx, hosts.Mark{Owner: owner, Extension: s.Env.Extension}.Labels(prefix)) {
-			if h, ok := s.Handle(o, owner); (ok || err != nil) && !yield(h, err) {
+		seen := map[[2]string]bool{} // two versions of a secret may be keys to one account
+		all := Everywhere(ctx, s.Keys, func(ctx context.Context) iter.Seq2[Object, error] {
+			return func(yield func(Object, error) bool) {
+				for o, err := range s.List(ctx, hosts.Mark{Owner: owner, Extension: s.Env.Extension}.Labels(prefix)) {
+					o.account = Account(ctx)
+					if !yield(o, err) {
+						return
+					}
+				}
+			}
+		})
+		for o, err := range all {
+			h, ok := s.Handle(o, owner)
+			key := [2]string{o.Ref, noteOf(h)}
+			if err == nil && (!ok || seen[key]) {
+				continue
+			}
+			seen[key] = true
+			if !yield(h, err) {
 				return
 			}
 		}

@@ -216,7 +216,7 @@ func handleOf(sb *sandboxer.Sandbox) sandboxer.Handle {
 	if sb.Handle.SandboxID != "" {
 		return sb.Handle
 	}
-	return sandboxer.Handle{SandboxID: sb.ID, Generation: lifecycle.ObjectGeneration(sb), Host: sb.Host}
+	return sandboxer.Handle{SandboxID: sb.ID, Generation: lifecycle.ObjectGeneration(sb), Host: sb.Host, Credential: sb.Spec.Credential}
 }
 
 // scheduleRetry notes that a step of sb failed, and when it will be tried again.

@@ -246,7 +246,7 @@ func (c *creation) claimPooled(ctx context.Context, j *job, p *pool) (*sandboxer
 		return c.m.box(sb).move(ctx, sandboxer.Creating, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) error {
 			was := *sb
 			*sb = *next
-			sb.Version, sb.Handle, sb.ProvisionedAt = was.Version, was.Handle, was.ProvisionedAt
+			sb.Version, sb.Handle, sb.ProvisionedAt, sb.Spec.Credential = was.Version, was.Handle, was.ProvisionedAt, was.Spec.Credential
 			sb.Pool, sb.PooledAt = was.Pool, was.PooledAt
 			sb.Host = cmp.Or(was.Host, sb.Host)
 			sb.Reason = sandboxer.ReasonRequested // until it runs
@@ -461,7 +461,10 @@ func (p *pool) basis(ctx context.Context, known bool) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	spec := p.m.site().ProfileSpec(p.profile)
+	spec, err := p.m.site().PoolSpec(p.profile)
+	if err != nil {
+		return "", err
+	}
 	spec.ID, spec.Generation, spec.Warm = sandboxer.NewID(), 1, true
 	if _, err := b.Check(ctx, spec); err != nil {
 		return "", err
@@ -505,7 +508,10 @@ func (p *pool) makePooled(ctx context.Context, key string) error {
 		return sandboxer.E(sandboxer.Exhausted, &sandboxer.FullError{Of: p.profile.Extension}, "requests wait for room on extension %s, and come first", p.profile.Extension)
 	}
 	at := now()
-	spec := p.m.site().ProfileSpec(p.profile)
+	spec, err := p.m.site().PoolSpec(p.profile)
+	if err != nil {
+		return err
+	}
 	spec.ID, spec.Generation, spec.Warm = sandboxer.NewID(), 1, true
 	sb := &sandboxer.Sandbox{
 		ID: spec.ID, Generation: 1, Profile: p.profile.ID, Extension: p.profile.Extension, State: sandboxer.Creating, Spec: spec,
@@ -515,7 +521,6 @@ func (p *pool) makePooled(ctx context.Context, key string) error {
 	// Late enough for a claim with the profile's time to live: then nothing has
 	// to be moved.
 	sb.Spec.Fuse = lifecycle.FirstFuse(p.profile, sb.ExpiresAt, sb.ExpiresAt.Add(lifecycle.TTLOf(p.profile)), renews(ext.Backend))
-	var err error
 	if sb.SealedEnv, err = p.m.box(sb).sealEnv(spec.Env); err != nil {
 		return err
 	}

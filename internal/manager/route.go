@@ -1,6 +1,7 @@
 package manager
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -105,7 +106,7 @@ func (c *creation) view(ctx context.Context, v *spec.View, try bool) {
 	}
 	v.Asked = true
 	sb := c.record(1)
-	if v.Refusal = c.boundDisk(sb); v.Refusal != nil {
+	if v.Refusal = cmp.Or(c.boundDisk(sb), c.checkCredential(ctx)); v.Refusal != nil {
 		return
 	}
 	if v.Full, v.Check = c.noRoom(ctx); v.Check != nil {

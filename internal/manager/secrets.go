@@ -155,7 +155,7 @@ func (m *Manager) RemoveSecret(ctx context.Context, name string, operators, forc
 	}
 	if operators && !force {
 		for _, e := range m.extensions() {
-			if slices.Contains(e.Secrets, name) {
+			if slices.Contains(e.Secrets, name) || e.Backend != nil && e.Backend.Credential() == (sandboxer.Credential{Secret: name}) {
 				return sandboxer.E(sandboxer.Conflict, nil, "secret %s is needed by %s, whose file refers to it", name, e.Info.ID).
 					WithHint("change the file and restart the server; or remove the secret all the same: sandboxer secret rm --operator --force %s", name)
 			}
@@ -177,6 +177,20 @@ func (c *creation) checkSecrets(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// checkCredential refuses c, as Invalid, if the secret that is the key to its account does not exist. The commit of a record checks
+// that, too.
+func (c *creation) checkCredential(ctx context.Context) error {
+	ref := c.Spec.Credential
+	if ref.Name == "" {
+		return nil
+	}
+	_, err := c.m.store.Secret(ctx, ref)
+	if isKind(err, sandboxer.NotFound) {
+		err = sandboxer.E(sandboxer.Invalid, err, "%s needs a key: %s", c.Extension, sandboxer.Message(err)).WithHint("%s", sandboxer.HintOf(err))
+	}
+	return err
 }
 
 // withSecrets returns env with the secrets of the record. Failed: one was removed by force, or cannot be opened.

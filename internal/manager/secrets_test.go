@@ -292,6 +292,9 @@ func TestSecretCanary(t *testing.T) {
 	var log syncLog
 	r := secretRig(t, func(s *setup) {
 		s.opts.Log = slog.New(slog.NewJSONHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))
+		s.wrap = func(x *fake.Extension) sandboxer.Extension { // it is the key to an account, too
+			return &byKey{x, sandboxer.Credential{Secret: "token", By: sandboxer.ByTenant}}
+		}
 	})
 	r.setSecret(acme, "token", canary)
 	if _, err := r.SetSecret(admin, "other", true, canary); err != nil {

@@ -154,7 +154,7 @@ func (m *Manager) removeSnapshotData(ctx context.Context, rec *sandboxer.Snapsho
 			return err
 		}
 		receipt := rec.Native
-		receipt.SnapshotID = rec.ID
+		receipt.SnapshotID, receipt.Credential = rec.ID, rec.Spec.Credential
 		if err := m.step(pDrop, func() error { return b.DropSnapshot(ctx, receipt) }); err != nil {
 			return err
 		}

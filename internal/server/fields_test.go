@@ -56,6 +56,7 @@ func TestRequestFields(t *testing.T) {
 				"Spec.Warm":       "never of what a caller asks for",
 				"Spec.Vouched":    "decides what is admitted, which the answer shows",
 				"Spec.Place":      "chosen when it is made",
+				"Spec.Credential": "the name of a key, which the extension's file chooses",
 				// The profile is named, and has an answer of its own.
 				"Spec.Profile.Title": "see the profile", "Spec.Profile.Description": "see the profile", "Spec.Profile.Extension": "extension is where it is made", "Spec.Profile.Route": "extension is the one that was chosen",
 				"Spec.Profile.Isolation": "see the profile", "Spec.Profile.Requires": "see the profile",

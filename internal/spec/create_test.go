@@ -15,6 +15,8 @@ type open []sandboxer.Capability
 
 func (o open) Capabilities() []sandboxer.Capability { return o }
 func (o open) Can(c sandboxer.Capability) bool      { return slices.Contains(o, c) }
+func (open) Credential() sandboxer.Credential       { return sandboxer.Credential{} }
+
 func (o open) AdmitMounts(s sandboxer.Spec) error {
 	return sandboxer.E(sandboxer.Denied, nil, "no mounts")
 }

@@ -88,6 +88,9 @@ func (r *Resolved) isFulfilledBy(spec sandboxer.Spec, name string, env map[strin
 		}
 	}
 	is := func(want, got int64) bool { return want == 0 || want == got }
+	if mine, its := r.Spec.Credential, spec.Credential; mine.Tenant != "" && its.Tenant != "" && mine.Name != its.Name { // another consumer's account
+		return false
+	}
 	return r.Spec.Profile.ID == spec.Profile.ID && maps.Equal(r.Spec.Inputs, spec.Inputs) &&
 		(asked.Name == "" || asked.Name == name) &&
 		(asked.Image == "" || asked.Image == spec.Image) &&
@@ -110,6 +113,9 @@ func (r *Resolved) isFulfilledBy(spec sandboxer.Spec, name string, env map[strin
 func (s *Site) Create(p sandboxer.Principal, req sandboxer.CreateRequest) (*Resolved, error) {
 	prof, err := FindProfile(s.Profiles, req.Profile)
 	if err != nil {
+		return nil, err
+	}
+	if req.Consumer, err = boundConsumer(p, req.Consumer); err != nil {
 		return nil, err
 	}
 	ask := Ask{Inputs: req.Inputs, Host: req.Host, Image: req.Image, Limits: req.Limits, Network: req.Network, MaxCost: req.MaxCost}
@@ -138,6 +144,9 @@ func (s *Site) createOn(p sandboxer.Principal, prof sandboxer.Profile, e *Extens
 	}
 	spec := s.createdSpec(prof, req)
 	spec.ID, spec.Inputs = newID(p.Tenant, shown), inputs
+	if spec.Credential, err = e.keyFor(p.Tenant, p.Consumer); err != nil {
+		return nil, err
+	}
 	if err := s.allow(p, e, &spec, req); err != nil {
 		return nil, err
 	}
@@ -255,6 +264,13 @@ func (s *Site) ProfileSpec(prof sandboxer.Profile) sandboxer.Spec {
 	}
 	spec.Profile.Env = nil // its values are in Env, which is sealed
 	return spec
+}
+
+// PoolSpec is ProfileSpec of a sandbox that waits in the pool of the profile. Denied: each tenant brings a key of its own.
+func (s *Site) PoolSpec(prof sandboxer.Profile) (spec sandboxer.Spec, err error) {
+	spec = s.ProfileSpec(prof)
+	spec.Credential, err = s.extension(prof.Extension).keyFor("", "")
+	return spec, err
 }
 
 // identify returns the ID that the caller chose, by the input sandbox_id or by a thread or by both

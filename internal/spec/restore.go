@@ -22,6 +22,9 @@ func (s *Site) Restore(p sandboxer.Principal, rec *sandboxer.SnapshotRecord, env
 	if req.Inputs["sandbox_id"] != "" {
 		return nil, sandboxer.E(sandboxer.Invalid, nil, "a restored sandbox has an ID of its own, and does not take the input \"sandbox_id\"")
 	}
+	if req.Consumer, err = boundConsumer(p, req.Consumer); err != nil {
+		return nil, err
+	}
 	ask := Ask{Inputs: req.Inputs, Host: req.Host, MaxCost: req.MaxCost, Restored: true}
 	if prof.ID == rec.Profile {
 		ask.Limits, ask.Network = rec.Spec.Limits, &rec.Spec.Network
@@ -48,6 +51,9 @@ func (s *Site) restoreOn(p sandboxer.Principal, prof sandboxer.Profile, e *Exten
 		return nil, err
 	}
 	spec := s.restoredSpec(e, prof, rec, saved, req, as)
+	if spec.Credential, err = e.restoredKey(rec, as, p.Consumer); err != nil {
+		return nil, err
+	}
 	sized := req
 	sized.Inputs = spec.Inputs
 	v := View{Profile: prof, Inputs: e.Info.Inputs}

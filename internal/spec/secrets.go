@@ -20,6 +20,39 @@ func secretRefs(tenant string, asked map[string]string) map[string]sandboxer.Sec
 	return refs
 }
 
+// keyFor is the secret that is the key to the account in which e makes a sandbox for a consumer of tenant.
+func (e *Extension) keyFor(tenant, consumer string) (sandboxer.SecretRef, error) {
+	if e == nil || e.Backend == nil { // making it reports that
+		return sandboxer.SecretRef{}, nil
+	}
+	return e.Backend.Credential().Ref(tenant, consumer)
+}
+
+// restoredKey is keyFor for a restore of rec. A native form stays in its account, with the key in the version that it has.
+func (e *Extension) restoredKey(rec *sandboxer.SnapshotRecord, as sandboxer.SnapshotKind, consumer string) (sandboxer.SecretRef, error) {
+	key, err := e.keyFor(rec.Tenant, consumer)
+	if have := rec.Spec.Credential; err == nil && as == sandboxer.SnapshotNative {
+		if have.Tenant != key.Tenant || have.Name != key.Name {
+			return key, sandboxer.E(sandboxer.Unsupported, nil, "the native form of snapshot %s is in the account of another key than the one of this request", rec.ID).
+				WithHint("restore its portable form, or have the consumer that made it restore it")
+		}
+		key = have
+	}
+	return key, err
+}
+
+// boundConsumer is the consumer of a request of p: the one that its API key is bound to, if any. Kind: Denied for another one.
+func boundConsumer(p sandboxer.Principal, asked sandboxer.Consumer) (sandboxer.Consumer, error) {
+	if p.Consumer != "" && asked.ID != "" && asked.ID != p.Consumer {
+		return asked, sandboxer.E(sandboxer.Denied, nil, "the API key of this request is bound to consumer %s, and the request names %s", p.Consumer, asked.ID).
+			WithHint("leave out the consumer")
+	}
+	if p.Consumer != "" {
+		asked.ID = p.Consumer
+	}
+	return asked, nil
+}
+
 // checkSecrets refuses secrets that no request may name.
 func checkSecrets(prof sandboxer.Profile, req sandboxer.CreateRequest) error {
 	if n := len(req.Secrets); n > sandboxer.MaxSandboxSecrets {

@@ -38,6 +38,8 @@ type Backend interface {
 	// AdmitMounts refuses, as Denied, mounts that neither an operator vouches for nor the extension
 	// admits.
 	AdmitMounts(sandboxer.Spec) error
+	// Credential says whose secret is the key for new sandboxes.
+	Credential() sandboxer.Credential
 }
 
 func (s *Site) extension(id string) *Extension {
@@ -113,6 +115,9 @@ func (s *Site) CheckProfile(p sandboxer.Profile) string {
 		}
 		if why, text, _ := v.suits(); why != "" {
 			return "profile " + p.ID + ": " + text
+		}
+		if i == 0 && p.Pool.Size > 0 && e.Backend.Credential().By != "" {
+			return "profile " + p.ID + " keeps a pool, whose sandboxes are no tenant's, and on extension " + id + " each tenant brings a key of its own"
 		}
 		if i == 0 && p.Pool.Size > 0 && !e.Backend.Can(sandboxer.CanPool) { // which holds the first
 			return "profile " + p.ID + " keeps a pool, which extension " + id + " cannot"

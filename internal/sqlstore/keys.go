@@ -71,7 +71,7 @@ func (t *tx) putAPIKey(k sandboxer.APIKey) error {
 	if err != nil {
 		return sandboxer.E(sandboxer.Invalid, err, "the scopes of API key %s cannot be stored", k.ID)
 	}
-	spend, err := json.Marshal(k.MaxSpend)
+	spend, err := json.Marshal(keyBounds{k.MaxSpend, k.Consumer})
 	if err != nil {
 		return sandboxer.E(sandboxer.Invalid, err, "the bounds of API key %s cannot be stored", k.ID)
 	}
@@ -114,6 +114,12 @@ func (s *Store) APIKeys(ctx context.Context, tenant string) (keys []sandboxer.AP
 	return keys, nil
 }
 
+// keyBounds are what the requests of a key are bound by: the column max_spend.
+type keyBounds struct {
+	sandboxer.MaxSpend
+	Consumer string `json:"consumer,omitempty"`
+}
+
 // An apiKeyRow is a row of selectAPIKey.
 type apiKeyRow struct {
 	key                                 sandboxer.APIKey
@@ -130,9 +136,11 @@ func (r *apiKeyRow) apiKey() (sandboxer.APIKey, error) {
 	if _, err := strictjson.DecodeStored(r.scopes, &k.Scopes); err != nil {
 		return k, sandboxer.E(sandboxer.Failed, err, "the record of API key %s is damaged", k.ID)
 	}
-	if _, err := strictjson.DecodeStored(r.maxSpend, &k.MaxSpend); err != nil {
+	var bounds keyBounds
+	if _, err := strictjson.DecodeStored(r.maxSpend, &bounds); err != nil {
 		return k, sandboxer.E(sandboxer.Failed, err, "the bounds of API key %s are damaged", k.ID)
 	}
+	k.MaxSpend, k.Consumer = bounds.MaxSpend, bounds.Consumer
 	k.CreatedAt, k.ExpiresAt = fromMicros(r.created), fromMicros(r.expires)
 	k.RevokedAt, k.LastUsedAt = fromMicros(r.revoked), fromMicros(r.lastUsed)
 	return k, nil

@@ -39,18 +39,16 @@ func (s *Store) CreateSandbox(ctx context.Context, sb *sandboxer.Sandbox, w sand
 	if err != nil {
 		return err
 	}
-	secrets := sb.Secrets
+	own := *sb
 	err = s.commit(ctx, true, func(t *tx) error {
-		if len(sb.Secrets) > 0 {
+		if len(sb.Secrets) > 0 || sb.Spec.Credential.Name != "" {
 			var err error
-			own := *sb
-			if own.Secrets, err = t.fillSecrets(sb); err == nil {
+			if own, err = t.fillSecrets(sb); err == nil {
 				values, err = sandboxValues(&own)
 			}
 			if err != nil {
 				return err
 			}
-			secrets = own.Secrets
 		}
 		var generation int
 		var state sandboxer.State
@@ -71,7 +69,7 @@ func (s *Store) CreateSandbox(ctx context.Context, sb *sandboxer.Sandbox, w sand
 		return err
 	}, w)
 	if err == nil {
-		sb.Version, sb.Secrets = 1, secrets
+		sb.Version, sb.Secrets, sb.Spec.Credential = 1, own.Secrets, own.Spec.Credential
 	}
 	return err
 }
@@ -82,9 +80,20 @@ func (s *Store) UpdateSandbox(ctx context.Context, sb *sandboxer.Sandbox, w sand
 	if err != nil {
 		return err
 	}
-	version := sb.Version
+	version, key := sb.Version, sb.Spec.Credential
 	values = append(values, version)
 	err = s.commit(ctx, false, func(t *tx) error {
+		if sb.Spec.Credential.Name != "" && sb.Spec.Credential.Version == 0 { // it goes to another account
+			own := *sb
+			var err error
+			if own.Spec.Credential, err = t.fillSecret(sb, sb.Spec.Credential); err == nil {
+				values, err = sandboxValues(&own)
+			}
+			if err != nil {
+				return err
+			}
+			key, values = own.Spec.Credential, append(values, version)
+		}
 		n, err := t.exec(updateSandbox, values...)
 		if isTaken(err) {
 			return t.taken(sb)
@@ -103,7 +112,7 @@ func (s *Store) UpdateSandbox(ctx context.Context, sb *sandboxer.Sandbox, w sand
 		return sandboxer.E(sandboxer.Conflict, nil, "sandbox %s was changed by another request: version %d is stale, it is at %d", sb.Shown(), version, stored)
 	}, w)
 	if err == nil {
-		sb.Version = version + 1
+		sb.Version, sb.Spec.Credential = version+1, key
 	}
 	return err
 }

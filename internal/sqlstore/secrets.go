@@ -12,13 +12,16 @@ import (
 // secretUses are the references to the secret (?1, ?2) in records that may still read it. A damaged record may refer to
 // anything: its version is NULL. Only the operator's secrets, whose tenant is empty, may be in records of every tenant.
 var secretUses = func() string {
+	const data = `CASE WHEN json_valid(r.data) THEN r.data ELSE '{}' END`
 	of := func(what, table, id, live string) string {
-		const refs = `json_each(CASE WHEN json_valid(r.data) THEN r.data ELSE '{}' END, '$.secrets') AS ref`
+		who := `SELECT '` + what + ` ' || r.` + id + ` AS who, `
 		from := ` FROM ` + table + ` r`
 		where := ` WHERE r.` + live + ` AND (?1 = '' OR r.tenant || '' = ?1)`
-		who := `SELECT '` + what + ` ' || r.` + id + ` AS who, `
-		return who + `CAST(ref.value ->> '$.version' AS INTEGER) AS version` + from + `, ` + refs + where +
-			` AND coalesce(ref.value ->> '$.tenant', '') = ?1 AND ref.value ->> '$.name' = ?2 UNION ALL ` +
+		in := func(all, path string) string { // path leads from one of all to the reference
+			return who + `CAST(ref.value ->> '` + path + `.version' AS INTEGER) AS version` + from + `, json_each(` + all + `) AS ref` + where +
+				` AND coalesce(ref.value ->> '` + path + `.tenant', '') = ?1 AND ref.value ->> '` + path + `.name' = ?2 UNION ALL `
+		}
+		return in(data+`, '$.secrets'`, `$`) + in(`json_array(json((`+data+`) -> '$.spec.credential'))`, `$`) + in(data+`, '$.debts'`, `$.handle.credential`) +
 			who + `NULL` + from + where + ` AND NOT json_valid(r.data)`
 	}
 	return `(` + of("sandbox", "sandboxes", "shown_id", "state <> 'terminated'") + ` UNION ALL ` + of("snapshot", "snapshots", "id", "state <> 'dropped'") + `)`
@@ -57,27 +60,35 @@ FROM (SELECT DISTINCT who FROM ` + secretUses + `)`
 // maxUsersNamed bounds how many records a refusal names.
 const maxUsersNamed = 10
 
-// fillSecrets returns the references of sb with their versions; see sandboxer.Store.CreateSandbox.
-func (t *tx) fillSecrets(sb *sandboxer.Sandbox) (map[string]sandboxer.SecretRef, error) {
-	refs := maps.Clone(sb.Secrets)
-	for variable, ref := range refs {
-		if ref.Tenant != "" && ref.Tenant != sb.Tenant {
-			return nil, sandboxer.E(sandboxer.Invalid, nil, "sandbox %s cannot use a secret of another tenant", sb.Shown())
-		}
-		query, args := newestVersion, []any{ref.Tenant, ref.Name}
-		if ref.Version > 0 {
-			query, args = hasVersion, append(args, ref.Version)
-		}
-		found, err := t.row(query, args, &ref.Version)
-		if err == nil && !found {
-			err = noSecret(ref)
-		}
-		if err != nil {
-			return nil, err
-		}
-		refs[variable] = ref
+// fillSecrets returns sb with the versions of its secrets and of its key; see sandboxer.Store.CreateSandbox.
+func (t *tx) fillSecrets(sb *sandboxer.Sandbox) (own sandboxer.Sandbox, err error) {
+	own = *sb
+	if own.Spec.Credential.Name != "" {
+		own.Spec.Credential, err = t.fillSecret(sb, own.Spec.Credential)
 	}
-	return refs, nil
+	own.Secrets = maps.Clone(sb.Secrets)
+	for variable, ref := range own.Secrets {
+		if err == nil {
+			own.Secrets[variable], err = t.fillSecret(sb, ref)
+		}
+	}
+	return own, err
+}
+
+// fillSecret returns a reference of sb with its version.
+func (t *tx) fillSecret(sb *sandboxer.Sandbox, ref sandboxer.SecretRef) (sandboxer.SecretRef, error) {
+	if ref.Tenant != "" && ref.Tenant != sb.Tenant {
+		return ref, sandboxer.E(sandboxer.Invalid, nil, "sandbox %s cannot use a secret of another tenant", sb.Shown())
+	}
+	query, args := newestVersion, []any{ref.Tenant, ref.Name}
+	if ref.Version > 0 {
+		query, args = hasVersion, append(args, ref.Version)
+	}
+	found, err := t.row(query, args, &ref.Version)
+	if err == nil && !found {
+		err = noSecret(ref)
+	}
+	return ref, err
 }
 
 func noSecret(ref sandboxer.SecretRef) error {

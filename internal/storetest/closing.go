@@ -116,7 +116,7 @@ func reopenEverything(s *suite) {
 	}
 	full := filled[sandboxer.Sandbox](s.T)
 	full.State = sandboxer.Running
-	s.putSecrets(full.Secrets)
+	s.putSecrets(&full)
 	s.ok(s.CreateSandbox(s.ctx, &full, everything("x")))
 	s.book(entry("h", sandboxer.EntryHold, "a", 1, -3))
 	for i := range 5 {

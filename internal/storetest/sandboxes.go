@@ -225,14 +225,14 @@ func recordEveryField(s *suite) {
 	given := filled[sandboxer.Sandbox](s.T)
 	given.State = sandboxer.Running
 	given.Version = 1
-	s.putSecrets(sb.Secrets, given.Secrets)
+	s.putSecrets(&sb, &given)
 	s.ok(s.CreateSandbox(s.ctx, &sb, sandboxer.Writes{}))
 	s.same("given record", sb, given) // apart from its version the caller's record is left alone
 
 	want := filled[sandboxer.Sandbox](s.T)
 	want.State = sandboxer.Running
 	want.Version = 1
-	want.Secrets = given.Secrets
+	want.Secrets, want.Spec.Credential = given.Secrets, given.Spec.Credential
 	want.Spec.Env, want.Spec.Place = nil, "" // only sealed, and not stored
 	want.Damaged, want.Found = "", false     // not stored
 	want.Spec.Profile.Route = nil            // never in a spec
@@ -255,7 +255,7 @@ func recordEveryField(s *suite) {
 	full := filled[sandboxer.Sandbox](s.T)
 	full.ID, full.Generation, full.Version, full.State, full.Name = bare.ID, bare.Generation, bare.Version, sandboxer.Paused, "full"
 	full.ShownID = "shown" // that of the first is taken
-	full.Secrets = given.Secrets
+	full.Secrets, full.Spec.Credential = given.Secrets, given.Spec.Credential
 	s.ok(s.UpdateSandbox(s.ctx, &full, sandboxer.Writes{}))
 	want.ID, want.Generation, want.Version, want.State, want.Name = bare.ID, bare.Generation, 2, sandboxer.Paused, "full"
 	want.ShownID = "shown"

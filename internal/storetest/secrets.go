@@ -18,13 +18,18 @@ func (s *suite) putSecret(r *sandboxer.SecretRecord) error {
 	return s.Write(s.ctx, sandboxer.Writes{Secret: r})
 }
 
-// putSecrets makes what each of refs names, after it has become the tenant's and the name a valid one.
-func (s *suite) putSecrets(maps ...map[string]sandboxer.SecretRef) {
+// putSecrets makes what the first of records names, after that has become the operator's in all of them.
+func (s *suite) putSecrets(records ...*sandboxer.Sandbox) {
 	s.Helper()
-	for i, refs := range maps {
-		for variable, ref := range refs {
+	for i, sb := range records {
+		sb.Spec.Credential.Tenant = ""
+		all := []sandboxer.SecretRef{sb.Spec.Credential}
+		for variable, ref := range sb.Secrets {
 			ref.Tenant = ""
-			refs[variable] = ref
+			sb.Secrets[variable] = ref
+			all = append(all, ref)
+		}
+		for _, ref := range all {
 			if i == 0 {
 				s.ok(s.putSecret(&sandboxer.SecretRecord{SecretRef: ref, Sealed: []byte{1}}))
 			}
@@ -239,4 +244,43 @@ func secretReopen(s *suite) {
 	s.ok(s.putSecret(secret("a", 2)))
 	s.Store = s.reopen(s.T, s.Store)
 	s.wantVersions("a", 1, 2)
+}
+
+// The key to the account of a sandbox is filled in and kept as its other secrets are, also where an update names another one.
+func secretCredential(s *suite) {
+	s.ok(s.putSecret(secret("key", 1)))
+	s.ok(s.putSecret(secret("key", 2)))
+	s.ok(s.putSecret(secret("other", 1)))
+	sb := sandbox("a", 1)
+	sb.Spec.Credential = sandboxer.SecretRef{Tenant: "acme", Name: "key", Version: 2}
+	s.ok(s.CreateSandbox(s.ctx, sb, sandboxer.Writes{}))
+	s.put(snapshot("saved", func(r *sandboxer.SnapshotRecord) {
+		r.Tenant, r.State, r.Spec.Credential = "acme", sandboxer.SnapshotSealed, sb.Spec.Credential
+	}))
+	s.ok(s.putSecret(secret("key", 3)))
+	s.wantVersions("key", 2, 3)
+	s.fails(s.Write(s.ctx, sandboxer.Writes{NoSecret: &sandboxer.SecretRemoval{Tenant: "acme", Name: "key"}}), sandboxer.Conflict)
+
+	sb.Spec.Credential = sandboxer.SecretRef{Tenant: "acme", Name: "other"}
+	s.ok(s.UpdateSandbox(s.ctx, sb, sandboxer.Writes{}))
+	got, err := s.Sandbox(s.ctx, "a")
+	s.ok(err)
+	for _, have := range []sandboxer.SecretRef{sb.Spec.Credential, got.Spec.Credential} {
+		if have.Version != 1 {
+			s.Errorf("after an update, the key is %s; want version 1", have)
+		}
+	}
+	young := sandbox("b", 1)
+	young.Spec.Credential = sandboxer.SecretRef{Tenant: "acme", Name: "key"}
+	s.ok(s.CreateSandbox(s.ctx, young, sandboxer.Writes{}))
+	if young.Spec.Credential.Version != 3 {
+		s.Errorf("the key of a new record is %s; want version 3", young.Spec.Credential)
+	}
+	for _, ref := range []sandboxer.SecretRef{{Tenant: "other", Name: "key"}, {Tenant: "acme", Name: "none"}} {
+		bad := sandbox("c", 1)
+		bad.Spec.Credential = ref
+		if err := s.CreateSandbox(s.ctx, bad, sandboxer.Writes{}); err == nil {
+			s.Errorf("a record was made with %+v", ref)
+		}
+	}
 }

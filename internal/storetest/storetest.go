@@ -130,6 +130,7 @@ var behaviours = []behaviour{
 
 	{"secrets/versions grow, and the newest is found", secretVersions},
 	{"secrets/belong to a tenant", secretTenants},
+	{"secrets/are keys to accounts", secretCredential},
 	{"secrets/a version is kept while something refers to it", secretKept},
 	{"secrets/a sandbox gets the newest version, once", secretOfSandbox},
 	{"secrets/removal names what refers to it", secretRemoval},

@@ -1,0 +1,181 @@
+package hosted
+
+import (
+	"context"
+	"errors"
+	"iter"
+	"slices"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/capture"
+)
+
+// Keys are the keys of one extension to its service: one in its file, or secrets that are kept sealed, perhaps one of each tenant.
+// Every call is made for one account: the secret whose value is its key (For). nil has none.
+type Keys struct {
+	env   sandboxer.Env
+	fixed sandboxer.Secret // in the extension's file
+	by    sandboxer.Credential
+}
+
+// OpenKeys returns the keys of an extension. A key in its file counts unless tenants or consumers bring theirs; sandboxes that were
+// made with it need it until they have ended. Kinds: Invalid for c; NotFound for an operator's secret that is not set, so that a
+// built-in extension says in listings what it needs; Unavailable in a process that keeps no secrets.
+func OpenKeys(ctx context.Context, env sandboxer.Env, fixed sandboxer.Secret, c sandboxer.Credential) (*Keys, error) {
+	k := &Keys{env: env, fixed: fixed, by: c}
+	switch {
+	case c.By == "" && fixed != "":
+		k.by = sandboxer.Credential{}
+	case c.Secret == "" && c.By != "":
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "credential: want secret, the name under which it is kept")
+	case c.Secret == "":
+	case sandboxer.CheckSecretName(c.Secret) != nil:
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "credential.secret: %s", sandboxer.Message(sandboxer.CheckSecretName(c.Secret)))
+	case env.Secret == nil:
+		return nil, sandboxer.E(sandboxer.Unavailable, nil, "secret %s is kept by the server, and cannot be read in this process", c.Secret).
+			WithHint("run the extension in the server, or name the key in its file: key: ${env:NAME}")
+	case c.By == "":
+		_, err := env.Secret(ctx, sandboxer.SecretRef{Name: c.Secret})
+		if sandboxer.KindOf(err) == sandboxer.NotFound {
+			err = sandboxer.E(sandboxer.NotFound, nil, "needs a key: there is no operator's secret %s", c.Secret).
+				WithHint("an administrator sets it: sandboxer secret set --operator %s", c.Secret)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	return k, nil
+}
+
+// credential says whose secret is the key for new sandboxes.
+func (k *Keys) credential() sandboxer.Credential {
+	if k == nil {
+		return sandboxer.Credential{}
+	}
+	return k.by
+}
+
+type accountKey struct{}
+
+// For returns ctx for calls with the key that ref names: that of a spec, a handle or a snapshot.
+func For(ctx context.Context, ref sandboxer.SecretRef) context.Context {
+	return context.WithValue(ctx, accountKey{}, ref)
+}
+
+// Account returns what For put into ctx; the zero value means the key in the extension's file.
+func Account(ctx context.Context) sandboxer.SecretRef {
+	ref, _ := ctx.Value(accountKey{}).(sandboxer.SecretRef)
+	return ref
+}
+
+// Operator returns ctx for calls that concern no sandbox, such as one about capacity. ok is false if each tenant has its own
+// account, so that there is nobody to ask for.
+func (k *Keys) Operator(ctx context.Context) (_ context.Context, ok bool) {
+	switch by := k.credential(); {
+	case by.By != "":
+		return ctx, false
+	case by.Secret != "":
+		return For(ctx, sandboxer.SecretRef{Name: by.Secret}), true
+	}
+	return For(ctx, sandboxer.SecretRef{}), true
+}
+
+// Of returns the key for ctx's account; "" if the service wants none. The kind of an error is Unavailable, never NotFound: what
+// cannot be asked for is not gone.
+func (k *Keys) Of(ctx context.Context) (sandboxer.Secret, error) {
+	ref := Account(ctx)
+	switch {
+	case ref.Name == "" && (k == nil || k.fixed != "" || k.by.Secret == ""):
+		if k == nil {
+			return "", nil
+		}
+		return k.fixed, nil
+	case ref.Name == "":
+		return "", sandboxer.E(sandboxer.Unavailable, errRefused, "the key in the extension's file, which the sandbox was made with, is no longer there").
+			WithHint("an administrator puts it there again, until the sandboxes that were made with it have ended")
+	case k == nil || k.env.Secret == nil:
+		return "", sandboxer.E(sandboxer.Unavailable, errRefused, "the %s cannot be read in this process", ref).WithHint("run the extension in the server")
+	}
+	key, err := k.env.Secret(ctx, ref)
+	if sandboxer.KindOf(err) == sandboxer.NotFound {
+		err = sandboxer.E(sandboxer.Unavailable, errRefused, "the %s, which is the key to the account of the sandbox, was removed", ref).
+			WithHint("remove the sandbox at the service, and then an administrator gives it up: sandboxer forget ID")
+	}
+	return key, err
+}
+
+var errRefused = errors.New("the key is refused")
+
+// Refused is the error for a key that the service refuses, in its words. Nothing was changed. Kind: Unavailable.
+func Refused(ctx context.Context, said string) error {
+	ref, what, hint := Account(ctx), "the token", "an administrator sets another token in the extension's file"
+	if ref.Name != "" {
+		what = "the " + ref.String()
+		hint = "if it was revoked, set another one for new sandboxes: sandboxer secret set " + ref.Name
+		if ref.Tenant == "" {
+			hint = "if it was revoked, an administrator sets another one for new sandboxes: sandboxer secret set --operator " + ref.Name
+		}
+	}
+	return sandboxer.Untouched(sandboxer.E(sandboxer.Unavailable, errRefused, "the service refuses %s: %s", what, capture.Text(said, maxText)).WithHint("%s", hint))
+}
+
+// IsRefused reports whether err says that the key of an account cannot be used; those of others may work.
+func IsRefused(err error) bool { return errors.Is(err, errRefused) }
+
+// Accounts returns the accounts in which something of a record with the key ref may be: only that one, unless the record has no
+// key and the extension's file has none either.
+func (k *Keys) Accounts(ctx context.Context, ref sandboxer.SecretRef) ([]sandboxer.SecretRef, error) {
+	if _, err := k.Of(For(ctx, ref)); ref.Name == "" && err != nil {
+		return k.accounts(ctx)
+	}
+	return []sandboxer.SecretRef{ref}, nil
+}
+
+// accounts returns the accounts in which there may be something: those of recorded sandboxes, and that of new ones.
+func (k *Keys) accounts(ctx context.Context) ([]sandboxer.SecretRef, error) {
+	if k == nil {
+		return []sandboxer.SecretRef{{}}, nil
+	}
+	var all []sandboxer.SecretRef
+	if k.env.Recorded != nil {
+		handles, err := k.env.Recorded(ctx)
+		if err != nil {
+			return nil, err
+		}
+		for _, h := range handles {
+			if h.Credential.Name != "" && !slices.Contains(all, h.Credential) {
+				all = append(all, h.Credential)
+			}
+		}
+	}
+	if k.fixed != "" || k.by.Secret == "" {
+		all = append(all, sandboxer.SecretRef{})
+	}
+	if k.by.Secret != "" && k.by.By == "" {
+		all = append(all, sandboxer.SecretRef{Name: k.by.Secret})
+	}
+	return all, nil
+}
+
+// Everywhere yields what list finds in every account. list gets a ctx for one (Account). If the service refuses the key of an
+// account, that is the last error, after what is in the others; any other error ends the listing.
+func Everywhere[T any](ctx context.Context, k *Keys, list func(context.Context) iter.Seq2[T, error]) iter.Seq2[T, error] {
+	return func(yield func(T, error) bool) {
+		var none T
+		accounts, refused := k.accounts(ctx)
+		for _, ref := range accounts {
+			for item, err := range list(For(ctx, ref)) {
+				if IsRefused(err) {
+					refused = err
+					break
+				}
+				if !yield(item, err) || err != nil {
+					return
+				}
+			}
+		}
+		if refused != nil {
+			yield(none, refused)
+		}
+	}
+}
