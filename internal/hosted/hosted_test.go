@@ -85,7 +85,7 @@ func TestSend(t *testing.T) {
 		}
 	}))
 	defer srv.Close()
-	c := &Client{Base: srv.URL, Token: "k", Refusals: map[int]sandboxer.Kind{http.StatusServiceUnavailable: sandboxer.Unavailable},
+	c := &Client{Base: srv.URL, Keys: &Keys{fixed: "k"}, Tries: 1, Refusals: map[int]sandboxer.Kind{http.StatusServiceUnavailable: sandboxer.Unavailable},
 		Authorize: func(h http.Header, key sandboxer.Secret) { h.Set("X-Key", string(key)) }}
 	if _, h, err := Send[struct{}](t.Context(), c, Request{Method: http.MethodPost, Path: "/"}); err != nil || h.Get("X-Next") != "k" {
 		t.Errorf("an answer without content: %v, %v", h, err)
