@@ -21,6 +21,6 @@ func TestSpecFields(t *testing.T) {
 		"Consumer": "its ID is a label", "Tenant": "names and bounds the layers of its builds", "Env": "of every command, and of the file's variables", "Labels": "labels",
 		"Limits.MilliCPU": "shared among the services", "Limits.MemoryBytes": "shared among the services", "Limits.PIDs": "shared among the services",
 		"Network.Mode": "internal networks, or a gateway", "Ports": "in its note", "User": "of commands",
-		"Fuse": "a label", "Warm": "nothing to prepare", "Vouched": "asked by internal/backend", "Place": "the host it is made on",
+		"Fuse": "a label", "Warm": "nothing to prepare", "Credential": "set for a Credentialed extension alone", "Vouched": "asked by internal/backend", "Place": "the host it is made on",
 	})
 }

@@ -21,6 +21,6 @@ func TestSpecFields(t *testing.T) {
 		"ID": "names the container", "Generation": "names the container", "Owner": "a label", "Profile": "the broker's business", "Consumer": "the broker's business", "Tenant": "the broker's business",
 		"Labels": "the broker's business", "Inputs": "those that it declares", "Image": "what it is made of", "Command": "the main command", "Env": "the agent's", "User": "of commands", "Workspace": "of commands",
 		"Limits.MilliCPU": "the container's", "Limits.MemoryBytes": "the container's", "Limits.PIDs": "the container's", "Limits.DiskBytes": "the container's, where the engine keeps it", "Network.Mode": "the container's", "Ports": "shown", "Host": "where it is placed",
-		"Fuse": "the agent's", "Warm": "see Claim", "Vouched": "asked by internal/backend", "Place": "the engine it is made on",
+		"Fuse": "the agent's", "Warm": "see Claim", "Credential": "set for a Credentialed extension alone", "Vouched": "asked by internal/backend", "Place": "the engine it is made on",
 	})
 }

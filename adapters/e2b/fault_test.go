@@ -379,6 +379,6 @@ func TestSpecFields(t *testing.T) {
 	fieldtest.Taken(t, sandboxer.Spec{ID: "x", Generation: 1}, values, func(spec sandboxer.Spec) error { return x.Check(t.Context(), spec) }, fieldtest.Withheld{
 		"ID": "a tag", "Generation": "a tag", "Owner": "a tag", "Image": "the template", "Env": "of the create", "User": "a tag", "Workspace": "a tag", "Inputs": "it has none",
 		"Profile": "the broker's business", "Consumer": "the broker's business", "Tenant": "the broker's business", "Labels": "the broker's business",
-		"Network.Allow": "of no effect without its mode", "Vouched": "asked by internal/backend", "Place": "it is no Placer",
+		"Network.Allow": "of no effect without its mode", "Vouched": "asked by internal/backend", "Place": "it is no Placer", "Credential": "names the key of each call",
 	})
 }

@@ -21,7 +21,7 @@ func TestSpecFields(t *testing.T) {
 		"Consumer": broker, "Tenant": broker, "Image": "noted", "Command": "the fake's sandboxes have no main process, and are for tests",
 		"Env": "kept", "Labels": broker, "Network.Mode": "none and public look alike here",
 		"Ports": "every port can be dialled", "Workspace": "kept", "User": "kept", "Fuse": "the sweep is first; the fake's world ends with the test",
-		"Warm": "nothing to prepare", "Vouched": "asked by internal/backend", "Place": "where it is made",
+		"Warm": "nothing to prepare", "Credential": "set for a Credentialed extension alone", "Vouched": "asked by internal/backend", "Place": "where it is made",
 	})
 	if err := e.check(sandboxer.Spec{Network: sandboxer.NetworkPolicy{Mode: sandboxer.NetworkAllow, Allow: []string{"a.example"}}}); err == nil {
 		t.Error("a list of allowed destinations is taken")

@@ -25,7 +25,7 @@ func TestSpecFields(t *testing.T) {
 		"Consumer": broker, "Tenant": "nothing is shared between tenants that it would tell apart", "Image": "checked and unpacked (TestImages)", "Command": "run by the agent (agent.MainTag)",
 		"Env": "of every command", "Labels": broker, "Limits.MilliCPU": "control groups", "Limits.MemoryBytes": "control groups", "Limits.DiskBytes": "the size of its overlay", "Limits.PIDs": "control groups",
 		"Network.Mode": "its own network stack", "Ports": "every port can be dialled",
-		"Workspace": "made", "User": "of commands", "Fuse": "in its record", "Warm": "prepared for a claim", "Vouched": "asked where it matters (Vouches)", "Place": "there is one place",
+		"Workspace": "made", "User": "of commands", "Fuse": "in its record", "Warm": "prepared for a claim", "Credential": "set for a Credentialed extension alone", "Vouched": "asked where it matters (Vouches)", "Place": "there is one place",
 	}
 	fieldtest.Taken(t, sandboxer.Spec{}, values, take, kept)
 

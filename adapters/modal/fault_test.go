@@ -435,6 +435,6 @@ func TestSpecFields(t *testing.T) {
 		"Profile": "the broker's business", "Consumer": "the broker's business", "Tenant": "the broker's business", "Labels": "the broker's business",
 		"Image": "pulled by Modal", "Command": "the agent's child", "Env": "the sandbox's", "Limits.MilliCPU": "the sandbox's",
 		"Network": "the sandbox's", "Ports": "reached by way of the agent", "User": "the agent's default",
-		"Vouched": "asked by internal/backend", "Place": "it is no Placer",
+		"Credential": "set for a Credentialed extension alone", "Vouched": "asked by internal/backend", "Place": "it is no Placer",
 	})
 }

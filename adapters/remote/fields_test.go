@@ -37,7 +37,7 @@ func TestSpecFields(t *testing.T) {
 		return err
 	}, fieldtest.Withheld{
 		"Owner": "the extension's own", "Profile": "the broker's business; an isolation that is not promised there is refused", "Tenant": "the tenant there is the key's",
-		"Ports": "every port can be dialled", "Vouched": "asked by internal/backend", "Place": "it is no Placer",
+		"Ports": "every port can be dialled", "Credential": "set for a Credentialed extension alone", "Vouched": "asked by internal/backend", "Place": "it is no Placer",
 	})
 	for what, spec := range map[string]sandboxer.Spec{
 		"an isolation that is not promised": {ID: "x", Generation: 1, Profile: sandboxer.Profile{Isolation: sandboxer.IsolationGVisor}},

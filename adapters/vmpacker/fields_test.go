@@ -26,7 +26,7 @@ func TestSpecFields(t *testing.T) {
 		out := fieldtest.Withheld{
 			"ID": "names the object", "Generation": "names the object", "Owner": "names the object", "Profile": broker, "Consumer": broker, "Tenant": broker,
 			"Env": "of every command", "Labels": broker, "Ports": "in its note", "User": "of commands", "Fuse": "nobody there would keep it; the sweep is the one that ends it",
-			"Warm": "nothing to prepare", "Vouched": "asked by internal/backend", "Place": "the machine it is made on",
+			"Warm": "nothing to prepare", "Credential": "set for a Credentialed extension alone", "Vouched": "asked by internal/backend", "Place": "the machine it is made on",
 		}
 		for k, v := range more {
 			out[k] = v
