@@ -19,7 +19,7 @@ type SecretRef struct {
 // A Credential says whose secret is an extension's key to a hosted service. The zero value names none.
 type Credential struct {
 	Secret string       `yaml:"secret" json:"secret,omitempty" help:"Name of the secret that is the key to the service. It is the operator's, unless by says otherwise."`
-	By     CredentialBy `yaml:"by" json:"by,omitempty" help:"Who brings the key: tenant for the secret of that name of each tenant; consumer for the tenant's secret SECRET.CONSUMER, where the API key of a request is bound to its consumer."`
+	By     CredentialBy `yaml:"by" json:"by,omitempty" help:"With tenant, each tenant brings the key: its own secret of that name. With consumer, it is the tenant's secret SECRET.CONSUMER, and the API key of a request is bound to its consumer."`
 }
 
 // CredentialBy says who brings the key to a hosted service; empty means the operator.
@@ -44,7 +44,7 @@ func (c Credential) Ref(tenant, consumer string) (SecretRef, error) {
 	case ByConsumer:
 		if consumer == "" {
 			return SecretRef{}, E(Invalid, nil, "each consumer brings a key of its own here, and the API key of this request is bound to no consumer").
-				WithHint("ask an administrator for one that is: sandboxer key create --consumer NAME")
+				WithHint("ask an administrator for one that is: sandboxer key create ci --consumer NAME")
 		}
 		ref.Name += "." + consumer
 	default:

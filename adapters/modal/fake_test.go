@@ -35,10 +35,9 @@ const (
 // one server.
 type fake struct {
 	pb.UnimplementedModalClientServer
-	t    testing.TB
-	dir  string
-	url  string
-	stop func()
+	t   testing.TB
+	dir string
+	url string
 
 	mu      sync.Mutex
 	n       int

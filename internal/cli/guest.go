@@ -183,6 +183,8 @@ func whyKilled(s *session, ref string) string {
 	switch {
 	case err != nil:
 		return ""
+	case sb.State != sandboxer.Running && sb.Reason == sandboxer.ReasonOOMKilled: // the kill came from the end of its sandbox
+		return fmt.Sprintf(" for its use of memory; sandbox %s is %s (%s)", sb.ID, sb.State, sb.Reason)
 	case sb.State != sandboxer.Running:
 		return fmt.Sprintf(": sandbox %s is %s (%s)", sb.ID, sb.State, sb.Reason)
 	case sb.Limits.MemoryBytes > 0:

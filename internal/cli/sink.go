@@ -148,7 +148,7 @@ func newCmdCreditsExport(f *factory) *cobra.Command {
 			return exportRun(cmd.Context(), o)
 		},
 	}
-	c.Flags().StringVar(&o.format, "format", "csv", "csv, jsonl or focus")
+	c.Flags().StringVar(&o.format, "format", "csv", "`FORMAT`: csv, jsonl or focus")
 	c.Flags().StringVar(&o.q.Tenant, "tenant", "", "only of this `TENANT`")
 	c.Flags().StringVar(&o.since, "since", "", "only rows since a `DAY` such as 2026-11-01 in UTC, or a time in RFC 3339")
 	c.Flags().StringVar(&o.until, "until", "", "only rows before a `DAY` or time")

@@ -42,7 +42,7 @@ func TestCredentialMissing(t *testing.T) {
 	}{
 		{sandboxer.Credential{Secret: "e2b"}, of("acme", ""), "", sandboxer.Invalid, "sandboxer secret set --operator e2b"},
 		{sandboxer.Credential{Secret: "e2b", By: sandboxer.ByTenant}, of("acme", ""), "", sandboxer.Invalid, "sandboxer secret set e2b"},
-		{sandboxer.Credential{Secret: "e2b", By: sandboxer.ByConsumer}, of("acme", ""), "bob", sandboxer.Invalid, "sandboxer key create --consumer NAME"},
+		{sandboxer.Credential{Secret: "e2b", By: sandboxer.ByConsumer}, of("acme", ""), "bob", sandboxer.Invalid, "sandboxer key create ci --consumer NAME"},
 		{sandboxer.Credential{Secret: "e2b", By: sandboxer.ByConsumer}, of("acme", "bob"), "", sandboxer.Invalid, "sandboxer secret set e2b.bob"},
 		{sandboxer.Credential{Secret: "e2b", By: sandboxer.ByConsumer}, of("acme", "bob"), "eve", sandboxer.Denied, "leave out the consumer"},
 	} {

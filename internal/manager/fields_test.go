@@ -104,8 +104,9 @@ func TestProfileInSpec(t *testing.T) {
 		Unset: unset[sandboxer.Spec](fieldtest.Withheld{
 			"ID": "settled when it is made", "Generation": "settled when it is made", "Inputs": "see above", "Host": "the request's", "Consumer": "the request's",
 			"Tenant": "the sandbox's (specFor)", "Fuse": "counts from when it is made", "Warm": "of those that wait in a pool", "Vouched": "depends on the caller",
-			"Place":   "committed with the record, before it is made",
-			"Profile": "see above",
+			"Place":      "committed with the record, before it is made",
+			"Credential": "the extension's, which wants none here (TestCredential)",
+			"Profile":    "see above",
 		}, "Profile.ID"),
 	}.Check(t)
 	fieldtest.Same(t, fieldtest.Fill[sandboxer.Profile](nil), r.site().ProfileSpec(fieldtest.Fill[sandboxer.Profile](nil)).Profile,
@@ -155,6 +156,7 @@ func TestRestoreFields(t *testing.T) {
 func TestSourceInRestore(t *testing.T) {
 	r := fieldRig(t)
 	anew := "a restored sandbox has its own"
+	credential := "the extension wants none here; a native form keeps it (TestCredentialOfSandbox)"
 	fieldtest.Conversion[sandboxer.SnapshotRecord, any]{
 		Convert: func(rec sandboxer.SnapshotRecord) any {
 			var err error
@@ -172,13 +174,14 @@ func TestSourceInRestore(t *testing.T) {
 			"Profile": {"profile.a", "profile.b"}, "Extension": {"ext.fake", "ext.fake"}, "Kind": {sandboxer.SnapshotNative, sandboxer.SnapshotPortable},
 			"State": {sandboxer.SnapshotSealed, sandboxer.SnapshotSealed}, "Spec.Inputs[key]": {"in-a", "in-b"}, "Portable.Volumes": {[]string(nil), []string(nil)},
 			"Spec.Network.Mode": {sandboxer.NetworkPublic, sandboxer.NetworkNone}, "Spec.Network.Allow": {[]string(nil), []string(nil)}, "Spec.Limits.GPUs": {1, 2},
+			"Spec.Credential.Tenant": {"", ""}, "Spec.Credential.Name": {"", ""},
 		},
 		Withheld: fieldtest.Withheld{
 			"Name": anew, "SandboxID": anew, "ShownID": anew, "Generation": anew, "Parent": "of the source; the restored one's is the snapshot",
 			"Extension": "the profile's, which must be able to restore it (formFor)",
 			"Spec.ID":   anew, "Spec.Generation": anew, "Spec.Owner": "this installation's", "Spec.Host": "where the source was asked to be; a native form stays where it was (Host)",
 			"Spec.Profile": "today's profile of that name", "Spec.Consumer": anew, "Spec.Tenant": "not kept", "Spec.Labels": anew, "Spec.Fuse": anew, "Spec.Warm": anew,
-			"Spec.Vouched": "asked anew of who restores it (inherited)", "Spec.Place": "not kept", "SealedEnv": "see Spec.Env, of which it is made here",
+			"Spec.Vouched": "asked anew of who restores it (inherited)", "Spec.Place": "not kept", "Spec.Credential.Tenant": credential, "Spec.Credential.Name": credential, "SealedEnv": "see Spec.Env, of which it is made here",
 			"Purpose": "of the snapshot", "State": "what is not sealed is refused", "Message": "of the snapshot", "Native": "what the extension restores from, by the snapshot's ID", "Portable": "what is restored, by the snapshot's ID",
 			"Version": "of the snapshot", "Retries": "of the snapshot", "LastError": "of the snapshot", "RetryAt": "of the snapshot", "CreatedAt": "of the snapshot", "SealedAt": "of the snapshot",
 			"ExpiresAt": "of the snapshot", "DroppedAt": "of the snapshot", "Damaged": "of the snapshot",

@@ -115,7 +115,7 @@ func snapshotValues(r *sandboxer.SnapshotRecord) ([]any, error) {
 		return nil, sandboxer.E(sandboxer.Invalid, nil, "a snapshot needs an ID and a state (has %q and %q)", r.ID, r.State)
 	}
 	c := *r
-	for _, t := range []*time.Time{&c.RetryAt, &c.CreatedAt, &c.SealedAt, &c.ExpiresAt, &c.DroppedAt, &c.Spec.Fuse} {
+	for _, t := range []*time.Time{&c.RetryAt, &c.CreatedAt, &c.SealedAt, &c.ExpiresAt, &c.DroppedAt, &c.Spec.Fuse, &c.Native.ExpiresAt} {
 		*t = toMicros(*t)
 	}
 	data, err := json.Marshal(&c)

@@ -1,0 +1,32 @@
+package adapters
+
+import (
+	"testing"
+	"testing/fstest"
+
+	"github.com/sand-boxer/sandboxer/internal/catalog"
+)
+
+// TestSeedsFiles: files of the Python sand-boxer, with the names of its classes, load unchanged.
+func TestSeedsFiles(t *testing.T) {
+	for _, tt := range []struct{ id, module, class, isolation, pricing, adapter string }{
+		{"ext.saas-stub", "saas_stub", "SaaSStubExtension", "container", "metered", "saas-stub"},
+		{"ext.compose-ssh", "compose_ssh", "ComposeSSHExtension", "container", "self-hosted", "compose-ssh"},
+		{"ext.vm-packer", "vm_packer", "VMPackerExtension", "vm", "self-hosted", "vm-packer"},
+		// A row each for e2b and modal, with their adapters.
+	} {
+		extension := "id: " + tt.id + "\ntitle: As it was\nhandler: sandboxer.extensions." + tt.module + ":" + tt.class +
+			"\ncapabilities:\n  isolation_levels: [" + tt.isolation + "]\n  pricing_model: " + tt.pricing + "\n"
+		profile := "id: profile.seed\ntitle: As it was\nextension: " + tt.id + "\n"
+		c, err := catalog.Load([]catalog.Layer{{Name: "user", FS: fstest.MapFS{
+			"extensions/" + tt.id + ".yaml": {Data: []byte(extension)}, "profiles/profile.seed.yaml": {Data: []byte(profile)},
+		}}}, All())
+		if err != nil {
+			t.Errorf("%s: %v", tt.id, err)
+			continue
+		}
+		if len(c.Extensions) != 1 || c.Extensions[0].Adapter.Kind != tt.adapter || len(c.Profiles) != 1 {
+			t.Errorf("%s: the catalogue has %+v", tt.id, c.Extensions)
+		}
+	}
+}
