@@ -13,7 +13,8 @@ func TestSeedsFiles(t *testing.T) {
 		{"ext.saas-stub", "saas_stub", "SaaSStubExtension", "container", "metered", "saas-stub"},
 		{"ext.compose-ssh", "compose_ssh", "ComposeSSHExtension", "container", "self-hosted", "compose-ssh"},
 		{"ext.vm-packer", "vm_packer", "VMPackerExtension", "vm", "self-hosted", "vm-packer"},
-		// A row each for e2b and modal, with their adapters.
+		{"ext.e2b", "e2b", "E2BExtension", "vm", "metered", "e2b"},
+		{"ext.modal", "modal", "ModalExtension", "container", "metered", "modal"},
 	} {
 		extension := "id: " + tt.id + "\ntitle: As it was\nhandler: sandboxer.extensions." + tt.module + ":" + tt.class +
 			"\ncapabilities:\n  isolation_levels: [" + tt.isolation + "]\n  pricing_model: " + tt.pricing + "\n"
