@@ -33,8 +33,9 @@ func TestFormOfMachines(t *testing.T) {
 		return p, err
 	}, "stamp")
 	compattest.CheckSamples(t, "machine-snapshot", saved{
-		Receipt: sandboxer.Snapshot{SnapshotID: "before", Bytes: 1 << 30, Memory: true, Quiesced: true, Meta: map[string]string{"machine": "q35"}},
-		Owner:   "0123456789abcdef", Shape: machine, SandboxID: "builds", Generation: 3,
+		Receipt: sandboxer.Snapshot{SnapshotID: "before", Bytes: 1 << 30, Memory: true, Quiesced: true, Meta: map[string]string{"machine": "q35"},
+			Credential: sandboxer.SecretRef{Tenant: "acme", Name: "key", Version: 1}, ExpiresAt: time.Date(2026, 12, 1, 0, 0, 0, 0, time.UTC)}, // of other adapters
+		Owner: "0123456789abcdef", Shape: machine, SandboxID: "builds", Generation: 3,
 	}, func(data []byte) (any, error) {
 		e := &extension{env: sandboxer.Env{Dir: t.TempDir()}}
 		name := e.dir("snap", "before", "record.json")
