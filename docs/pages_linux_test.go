@@ -56,7 +56,7 @@ var pages = []page{
 		name: "docs/how-to/quotas.md", users: []string{"dev"}, dir: "project",
 		setup: "mkdir -p $config; cp $PAGE/1.yaml $config/quotas.yaml; sandboxer up",
 	},
-	{name: "docs/how-to/bring-your-own-key.md", users: []string{"dev"}, dir: "project"},
+	{name: "docs/how-to/bring-your-own-key.md", users: []string{"dev"}, dir: "project", setup: "sandboxer up"},
 	{name: "docs/how-to/limit-egress.md", users: both, dir: "project", setup: "sandboxer create --profile local-public --name 7k2mq0xa"},
 	{name: "docs/how-to/snapshot-and-fork.md", users: both, dir: "project", setup: "sandboxer create --name box"},
 	{
