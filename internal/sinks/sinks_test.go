@@ -284,8 +284,8 @@ func TestKeys(t *testing.T) {
 			t.Errorf("the value is in %q", st.Problem)
 		}
 	}
-	if v.batches != 0 || !slices.Equal(r.Using("bad"), r.Using(sink.Keys[0])) || len(r.Using("new")) != 0 {
-		t.Errorf("%d batches, %q", v.batches, r.Using("bad"))
+	if using := r.Using(sink.Keys[0]); v.batches != 0 || !slices.Equal(using, []string{"hub"}) || len(r.Using("new")) != 0 {
+		t.Errorf("%d batches, %q", v.batches, using)
 	}
 	sink.Keys = []string{"new", "old"}
 	r.Set([]sandboxer.Sink{sink})
