@@ -72,11 +72,7 @@ func (x *extension) Check(_ context.Context, spec sandboxer.Spec) error {
 			return sandboxer.E(sandboxer.Unsupported, nil, "a sandbox of %s cannot have %s", x.Env.Extension, no.what).WithHint("leave that out, or use another profile")
 		}
 	}
-	if left := hosted.Lifetime(spec.Fuse, 0); left > x.cfg.MaxLifetime {
-		return sandboxer.E(sandboxer.Unsupported, nil, "%s ends a sandbox after %s, and this one has to be kept for %s", x.Env.Extension, x.cfg.MaxLifetime, left.Round(time.Second)).
-			WithHint("ask for a shorter life, or set max_lifetime of %s if the plan allows more", x.Env.Extension)
-	}
-	return inside.Check(spec)
+	return cmp.Or(hosted.CheckLife(spec, x.cfg.MaxLifetime), inside.Check(spec))
 }
 
 // Provision implements sandboxer.Extension.

@@ -219,7 +219,7 @@ const longest = 24 * time.Hour
 
 // Check implements sandboxer.Checker.
 func (x *extension) Check(_ context.Context, spec sandboxer.Spec) error {
-	if err := cmp.Or(inside.Check(spec), inside.CheckRepo(spec)); err != nil {
+	if err := cmp.Or(inside.Check(spec), inside.CheckRepo(spec), hosted.CheckLife(spec, longest)); err != nil {
 		return err
 	}
 	asked := map[string]bool{
@@ -230,7 +230,6 @@ func (x *extension) Check(_ context.Context, spec sandboxer.Spec) error {
 		"a limit of processes":           spec.Limits.PIDs > 0,
 		"GPUs":                           spec.Limits.GPUs > 0,
 		"less memory than 128 MiB":       spec.Limits.MemoryBytes > 0 && spec.Limits.MemoryBytes < 128<<20,
-		"a life of more than 24 hours":   !spec.Fuse.IsZero() && time.Until(spec.Fuse) > longest,
 		"a destination with a port":      slices.ContainsFunc(spec.Network.Allow, func(s string) bool { d, err := sandboxer.ParseDestination(s); return err == nil && d.Port != 0 }),
 		"an empty argument as a command": len(spec.Command) > 0 && spec.Command[0] == "",
 	}

@@ -113,3 +113,16 @@ func TestKeepFuse(t *testing.T) {
 		}
 	}
 }
+
+// A sandbox that would outlive what the service allows is refused before anything exists.
+func TestCheckLife(t *testing.T) {
+	for left, want := range map[time.Duration]sandboxer.Kind{0: "", time.Hour - time.Second: "", time.Hour + time.Minute: sandboxer.Unsupported} {
+		spec := sandboxer.Spec{}
+		if left != 0 {
+			spec.Fuse = time.Now().Add(left)
+		}
+		if err := CheckLife(spec, time.Hour); sandboxer.KindOf(err) != want || want != "" && !sandboxer.IsUntouched(err) {
+			t.Errorf("%s: %v", left, err)
+		}
+	}
+}

@@ -57,12 +57,12 @@ func FuseTag(fuse time.Time) map[string]string {
 
 // CheckLife refuses, as Unsupported, a sandbox that has to exist for longer than the service lets one live.
 func CheckLife(spec sandboxer.Spec, longest time.Duration) error {
-	needs := time.Until(spec.Fuse).Round(time.Minute)
+	needs := time.Until(spec.Fuse)
 	if spec.Fuse.IsZero() || needs <= longest {
 		return nil
 	}
 	return sandboxer.Untouched(sandboxer.E(sandboxer.Unsupported, nil, "the service ends a sandbox after %s, and this one has to last for %s, with the time for its removal",
-		sandboxer.FormatDuration(longest), sandboxer.FormatDuration(needs)).WithHint("ask for a shorter time to live: --ttl"))
+		sandboxer.FormatDuration(longest), sandboxer.FormatDuration(needs.Round(time.Second))).WithHint("ask for a shorter time to live: --ttl"))
 }
 
 // Lifetime is the time that is left until the fuse, at least a millisecond, or longest if there is none.
