@@ -116,19 +116,23 @@ func (m *Manager) Grant(ctx context.Context, tenant string, amount sandboxer.Cre
 	return err
 }
 
+// billedPage returns the tenant whose rows about money the caller may page through: the given one, or its own; "" means all, for
+// administrators.
+func billedPage(ctx context.Context, tenant string, limit int) (string, error) {
+	p, err := access.May(ctx, sandboxer.ScopeRead)
+	if err == nil && (tenant != "" || !p.Can(sandboxer.ScopeAdmin)) {
+		tenant, err = billedTenant(p, tenant)
+	}
+	if err == nil {
+		err = access.CheckPage(limit)
+	}
+	return tenant, err
+}
+
 // Entries pages through the ledger, oldest first; without the admin scope through
 // that of the caller's tenant. q.SandboxID is an ID as tenants know it, or TENANT/ID.
-func (m *Manager) Entries(ctx context.Context, q sandboxer.EntryQuery) ([]sandboxer.Entry, string, error) {
-	p, err := access.May(ctx, sandboxer.ScopeRead)
-	if err != nil {
-		return nil, "", err
-	}
-	if q.Tenant != "" || !p.Can(sandboxer.ScopeAdmin) {
-		if q.Tenant, err = billedTenant(p, q.Tenant); err != nil {
-			return nil, "", err
-		}
-	}
-	if err := access.CheckPage(q.Limit); err != nil {
+func (m *Manager) Entries(ctx context.Context, q sandboxer.EntryQuery) (_ []sandboxer.Entry, _ string, err error) {
+	if q.Tenant, err = billedPage(ctx, q.Tenant, q.Limit); err != nil {
 		return nil, "", err
 	}
 	q.ShownID, q.SandboxID = q.SandboxID, "" // also of those that were forgotten

@@ -28,16 +28,7 @@ func (m *Manager) SetSinks(all []sandboxer.Sink) { m.sinks.Set(all) }
 // UsageRows pages through the usage rows, oldest first; without the admin scope through those of the caller's tenant. after
 // is what the page before returned as next.
 func (m *Manager) UsageRows(ctx context.Context, q sandboxer.UsageQuery, after string) (rows []sandboxer.UsageRow, next string, err error) {
-	p, err := access.May(ctx, sandboxer.ScopeRead)
-	if err != nil {
-		return nil, "", err
-	}
-	if q.Tenant != "" || !p.Can(sandboxer.ScopeAdmin) {
-		if q.Tenant, err = billedTenant(p, q.Tenant); err != nil {
-			return nil, "", err
-		}
-	}
-	if err := access.CheckPage(q.Limit); err != nil {
+	if q.Tenant, err = billedPage(ctx, q.Tenant, q.Limit); err != nil {
 		return nil, "", err
 	}
 	if after != "" {

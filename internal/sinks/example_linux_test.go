@@ -71,7 +71,7 @@ func TestExample(t *testing.T) {
 		t.Fatal(err)
 	}
 	if c, err := sandboxer.ParseCredits(total.Charged); total.Rows != r.n || c != sandboxer.Credits(r.n*(r.n+1)/2) || err != nil {
-		t.Errorf("the books have %d rows, %s; want %d", total.Rows, total.Charged, r.n)
+		t.Errorf("the receiver has %d rows, %s; want %d", total.Rows, total.Charged, r.n)
 	}
 	res, err = http.Post("http://"+address, "application/json", strings.NewReader("[]"))
 	if err != nil || res.StatusCode != 401 {

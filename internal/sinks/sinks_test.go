@@ -190,7 +190,7 @@ func TestLossy(t *testing.T) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if len(v.books) != r.n || st.DeadLetters != 0 || v.charged != sandboxer.Credits(r.n*(r.n+1)/2) {
-		t.Errorf("the books have %d of %d rows and charge %s; %+v", len(v.books), r.n, v.charged, st)
+		t.Errorf("the receiver has %d of %d rows and charges %s; %+v", len(v.books), r.n, v.charged, st)
 	}
 }
 
