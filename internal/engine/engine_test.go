@@ -276,6 +276,31 @@ type refusing struct{}
 
 func (refusing) Write([]byte) (int, error) { return 0, errRefuses }
 
+// What is typed into a terminal, and the end of one without an input, reach the command unchanged, also if they are
+// there before the engine's program has begun.
+func TestTypedEarly(t *testing.T) {
+	everywhere(t, func(t *testing.T, r *rig) {
+		slow := filepath.Join(t.TempDir(), "engine")
+		if err := os.WriteFile(slow, []byte("#!/bin/sh\nsleep 2\nexec "+r.Program+" \"$@\"\n"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		id := r.start(t, "web")
+		late := &rig{Engine: &Engine{Program: slow, Env: r.Env, Host: r.Host}}
+		terminal := &sandboxer.WinSize{Cols: 80, Rows: 24}
+		exit, out, _, err := late.run(t, id, sandboxer.Cmd{Args: []string{"sh", "-c", "cat; sleep 1; echo slept"}, TTY: terminal})
+		if err != nil || exit.Code != 0 || out != "slept\r\n" {
+			t.Errorf("without an input: %+v, %q, %v; want slept alone", exit, out, err)
+		}
+		in, feed := io.Pipe() // its end would hang up
+		defer feed.Close()
+		go func() { _, _ = feed.Write([]byte("typed\r")) }()
+		exit, out, _, err = late.run(t, id, sandboxer.Cmd{Args: []string{"sh", "-c", "stty -echo; read l; echo got $l"}, TTY: terminal, Stdin: in})
+		if out = strings.TrimPrefix(out, "typed\r\n"); err != nil || exit.Code != 0 || out != "got typed\r\n" { // it may be echoed before stty, once
+			t.Errorf("with an input: %+v, %q, %v; want got typed, echoed at most once", exit, out, err)
+		}
+	})
+}
+
 // Who leaves takes the command along, with what it started, left its session and dropped its environment;
 // signals reach the command, and a terminal has its size and its changes.
 func TestExecEnds(t *testing.T) {

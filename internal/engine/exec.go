@@ -63,11 +63,7 @@ func (en *Engine) Exec(ctx context.Context, id string, cmd sandboxer.Cmd) (sandb
 // exec runs cmd in the container id, until ctx ends.
 func (en *Engine) exec(ctx context.Context, id string, cmd sandboxer.Cmd) (exit sandboxer.Exit, err error) {
 	cookie := rand.Text()
-	stdin := cmd.Stdin
-	if cmd.TTY != nil && stdin == nil {
-		stdin = hangUp{ctx, time.Now().Add(500 * time.Millisecond)}
-	}
-	args, env := en.execArgs(id, cookie, stdin != nil, cmd)
+	args, env := en.execArgs(id, cookie, cmd)
 
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -79,7 +75,7 @@ func (en *Engine) exec(ctx context.Context, id string, cmd sandboxer.Cmd) (exit 
 		defer func() { close(stop); <-done }()
 		go func() { defer close(done); en.forward(ctx, id, cookie, cmd.Signals, stop) }()
 	}
-	rc := sshrun.Cmd{Args: args, Env: env, TTY: cmd.TTY, Stdin: stdin, Stdout: out, Stderr: errs}
+	rc := sshrun.Cmd{Args: args, Env: env, TTY: cmd.TTY, Raw: true, Stdin: cmd.Stdin, Stdout: out, Stderr: errs}
 	if cmd.Resize != nil {
 		rc.Resize = repeatFirstSizes(ctx, cmd.Resize)
 	}
@@ -142,9 +138,9 @@ func (en *Engine) exec(ctx context.Context, id string, cmd sandboxer.Cmd) (exit 
 
 // execArgs is the engine's program with the arguments that run cmd in the container id, marked by cookie, and
 // the program's environment.
-func (en *Engine) execArgs(id, cookie string, stdin bool, cmd sandboxer.Cmd) (args []string, env map[string]string) {
+func (en *Engine) execArgs(id, cookie string, cmd sandboxer.Cmd) (args []string, env map[string]string) {
 	args = []string{en.Program, "exec"}
-	if stdin {
+	if cmd.Stdin != nil || cmd.TTY != nil { // a terminal without an input gets its end
 		args = append(args, "-i")
 	}
 	if cmd.TTY != nil {

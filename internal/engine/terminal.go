@@ -2,28 +2,10 @@ package engine
 
 import (
 	"context"
-	"io"
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
 )
-
-// hangUp is the input of a terminal without a user: an end, once the terminal is
-// there to take it, again and again.
-type hangUp struct {
-	ctx  context.Context
-	from time.Time
-}
-
-func (r hangUp) Read(p []byte) (int, error) {
-	select {
-	case <-r.ctx.Done():
-		return 0, io.EOF
-	case <-time.After(max(time.Until(r.from), 200*time.Millisecond)):
-	}
-	p[0] = 4
-	return 1, nil
-}
 
 // repeatFirstSizes passes sizes of a terminal on, the first ones more than once. The engine's
 // command notices changes only after it has sent the first size to the engine, and just then

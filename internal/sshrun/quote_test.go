@@ -63,7 +63,7 @@ func FuzzBoot(f *testing.F) {
 			return
 		}
 		for _, sh := range sh {
-			cmd := exec.Command(sh[0], append(sh[1:], "-c", strings.Replace(boot("x", false), "/bin/sh", Quote(sh...), 1))...)
+			cmd := exec.Command(sh[0], append(sh[1:], "-c", strings.Replace(boot("x", false, false), "/bin/sh", Quote(sh...), 1))...)
 			cmd.Stdin = bytes.NewReader(append(header(text), "input"...))
 			out, err := cmd.Output()
 			_, rest, _ := bytes.Cut(out, []byte("\n"))
@@ -87,7 +87,7 @@ func TestCutScriptDoesNotRun(t *testing.T) {
 			if n%7 != 0 && n < len(whole)-10 {
 				continue
 			}
-			cmd := exec.Command(sh[0], append(sh[1:], "-c", boot("x", false))...)
+			cmd := exec.Command(sh[0], append(sh[1:], "-c", boot("x", false, false))...)
 			cmd.Stdin = bytes.NewReader(whole[:n])
 			out, err := cmd.Output()
 			if len(out) > 0 || cmd.ProcessState.ExitCode() != 125 {

@@ -29,11 +29,14 @@ type Cmd struct {
 	// Script is text for /bin/sh, with Args as its $1, $2 and so on. If it is empty,
 	// Args is the command itself, found through PATH. Pass values to a script only as
 	// arguments.
-	Script         string
-	Args           []string
-	Env            map[string]string
-	Dir            string // empty means the account's home
-	TTY            *sandboxer.WinSize
+	Script string
+	Args   []string
+	Env    map[string]string
+	Dir    string // empty means the account's home
+	TTY    *sandboxer.WinSize
+	// Raw leaves the terminal without echo, line editing and signals, for a command that is the client of another
+	// terminal: what is typed before that command has changed the terminal itself would be changed on its way.
+	Raw            bool
 	Stdin          io.Reader // nil means no input
 	Stdout, Stderr io.Writer // nil discards
 	Resize         <-chan sandboxer.WinSize
@@ -58,11 +61,15 @@ const runVar = "SANDBOXER_RUN"
 // boot is the command that runs the script that is sent to it. run, the value of SANDBOXER_RUN,
 // is in the arguments of the shell too: others see a shell's own environment as it
 // was at its start.
-func boot(run string, tty bool) string {
-	script := begin + strings.Replace(loop, "%s", "", 1)
+func boot(run string, tty, raw bool) string {
+	script, change := begin, ""
 	if tty {
-		script = begin + prompt + strings.Replace(loop, "%s", restore, 1)
+		script += prompt
+		if !raw {
+			change = restore
+		}
 	}
+	script += strings.Replace(loop, "%s", change, 1)
 	return script + "' sh " + runVar + "=" + run
 }
 
@@ -169,7 +176,7 @@ func (h *Host) run(ctx context.Context, c Cmd, as use) (sandboxer.Exit, error) {
 	}
 	if sh := h.takeShell(ctx, c.TTY); sh != nil {
 		s, l, run = sh.session, sh.l, sh.run
-	} else if s, l, err = h.start(ctx, boot(run, c.TTY != nil), c.TTY, as); err != nil {
+	} else if s, l, err = h.start(ctx, boot(run, c.TTY != nil, c.Raw), c.TTY, as); err != nil {
 		return sandboxer.Exit{}, err
 	}
 	text = marked.Tagging(marked.Tag(run)) + text

@@ -55,7 +55,7 @@ func (h *Host) startShell(l *link) {
 	defer cancel()
 	sh := &shell{l: l, run: token()}
 	var err error
-	sh.session, err = l.start(ctx, boot(sh.run, false), nil)
+	sh.session, err = l.start(ctx, boot(sh.run, false, false), nil)
 	h.mu.Lock()
 	h.starting--
 	if err == nil && !h.closed && !h.sparing && l.alive() {
