@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 	"unicode/utf8"
 
@@ -77,7 +78,10 @@ func (en *Engine) exec(ctx context.Context, id string, cmd sandboxer.Cmd) (exit 
 	}
 	rc := sshrun.Cmd{Args: args, Env: env, TTY: cmd.TTY, Raw: true, Stdin: cmd.Stdin, Stdout: out, Stderr: errs}
 	if cmd.Resize != nil {
-		rc.Resize = repeatFirstSizes(ctx, cmd.Resize)
+		began := make(chan struct{})
+		begin := sync.OnceFunc(func() { close(began) })
+		out.wrote = func() { begin(); en.Watch.Answered() }
+		rc.Resize = repeatFirstSizes(ctx, cmd.Resize, began)
 	}
 	type end struct {
 		exit sandboxer.Exit

@@ -9,8 +9,9 @@ import (
 
 // repeatFirstSizes passes sizes of a terminal on, the first ones more than once. The engine's
 // command notices changes only after it has sent the first size to the engine, and just then
-// a terminal in a browser gets its true size.
-func repeatFirstSizes(ctx context.Context, sizes <-chan sandboxer.WinSize) <-chan sandboxer.WinSize {
+// a terminal in a browser gets its true size. On a busy host that takes its time, so the beginning is counted from the
+// first output, when began is closed.
+func repeatFirstSizes(ctx context.Context, sizes <-chan sandboxer.WinSize, began <-chan struct{}) <-chan sandboxer.WinSize {
 	to := make(chan sandboxer.WinSize)
 	go func() {
 		send := func(s sandboxer.WinSize) {
@@ -19,7 +20,8 @@ func repeatFirstSizes(ctx context.Context, sizes <-chan sandboxer.WinSize) <-cha
 			case <-ctx.Done():
 			}
 		}
-		begin := time.Now()
+		var begun time.Time
+		early := func() bool { return !begun.IsZero() && time.Since(begun) < sizeTime }
 		var last sandboxer.WinSize
 		var again <-chan time.Time
 		for {
@@ -30,7 +32,11 @@ func repeatFirstSizes(ctx context.Context, sizes <-chan sandboxer.WinSize) <-cha
 					continue
 				}
 				send(s)
-				if last = s; time.Since(begin) < sizeTime {
+				if last = s; early() {
+					again = time.After(sizeAgain)
+				}
+			case <-began:
+				if begun, began = time.Now(), nil; last != (sandboxer.WinSize{}) {
 					again = time.After(sizeAgain)
 				}
 			case <-again:
@@ -42,7 +48,7 @@ func repeatFirstSizes(ctx context.Context, sizes <-chan sandboxer.WinSize) <-cha
 				case <-ctx.Done():
 				}
 				send(last)
-				if again = nil; time.Since(begin) < sizeTime {
+				if again = nil; early() {
 					again = time.After(2 * sizeAgain)
 				}
 			case <-ctx.Done():
@@ -54,7 +60,7 @@ func repeatFirstSizes(ctx context.Context, sizes <-chan sandboxer.WinSize) <-cha
 }
 
 const (
-	sizeTime  = 3 * time.Second // the beginning of a terminal
+	sizeTime  = 3 * time.Second // the beginning of a terminal, after its first output
 	sizeAgain = time.Second
 	sizeSeen  = 250 * time.Millisecond
 )

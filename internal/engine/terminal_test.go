@@ -15,7 +15,8 @@ func TestFirstSizes(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		sizes := make(chan sandboxer.WinSize)
-		to := repeatFirstSizes(ctx, sizes)
+		began := make(chan struct{})
+		to := repeatFirstSizes(ctx, sizes, began)
 		var at []time.Time
 		heard := func(d time.Duration) (all []sandboxer.WinSize) {
 			for end := time.After(d); ; {
@@ -29,7 +30,12 @@ func TestFirstSizes(t *testing.T) {
 		}
 		early, late := sandboxer.WinSize{Cols: 123, Rows: 45}, sandboxer.WinSize{Cols: 80, Rows: 24}
 		sizes <- early
-		got := heard(10 * time.Second)
+		got := heard(time.Minute) // the host is busy
+		if len(got) != 1 {
+			t.Errorf("before the first output, a size is passed on as %v", got)
+		}
+		close(began)
+		got = append(got, heard(10*time.Second)...)
 		if len(got) < 3 || got[0] != early || got[len(got)-1] != early {
 			t.Errorf("a size at the beginning is passed on as %v", got)
 		}
