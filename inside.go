@@ -29,7 +29,7 @@ type Cmd struct {
 	Service        string            // part of a sandbox with several parts; empty means the default one (Serviced)
 	TTY            *WinSize          // non-nil asks for a terminal; Stderr is then unused
 	Stdin          io.Reader         // nil means no input: the command reads the end of file immediately
-	Stdout, Stderr io.Writer         // nil discards
+	Stdout, Stderr io.Writer         // nil discards; both may be written at once, so one writer for both needs a lock
 	Resize         <-chan WinSize    // terminal size changes; nil if none
 	Signals        <-chan os.Signal  // delivered to the command; nil if none
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/capture"
 )
 
 // made is a sandbox that is up.
@@ -36,10 +37,10 @@ func (r *rig) made(t *testing.T, e *extension, id string) sandboxer.Handle {
 // said is what a command prints, which must end with that code.
 func said(t *testing.T, e *extension, h sandboxer.Handle, code int, args ...string) string {
 	t.Helper()
-	var out bytes.Buffer
-	exit, err := e.Exec(t.Context(), h, sandboxer.Cmd{Args: args, Stdout: &out, Stderr: &out})
+	out := &capture.First{Max: 1 << 20}
+	exit, err := e.Exec(t.Context(), h, sandboxer.Cmd{Args: args, Stdout: out, Stderr: out})
 	if err != nil || exit.Code != code {
-		t.Fatalf("%q: %+v, %v: %s; want %d", args, exit, err, &out, code)
+		t.Fatalf("%q: %+v, %v: %s; want %d", args, exit, err, out, code)
 	}
 	return out.String()
 }

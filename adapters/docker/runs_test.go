@@ -11,6 +11,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/buildtest"
+	"github.com/sand-boxer/sandboxer/internal/capture"
 )
 
 // TestWhatRunsInside checks docs/reference/what-runs-inside.md, with the programs of this
@@ -38,8 +39,8 @@ func TestWhatRunsInside(t *testing.T) {
 			s.Vouched = append(s.Vouched, sandboxer.RestrictedMounts)
 			s.Mounts = []sandboxer.Mount{{Source: "/usr", Target: "/usr", ReadOnly: true}}
 		}))
-		var out bytes.Buffer
-		x, err := e.Exec(t.Context(), h, sandboxer.Cmd{Args: []string{"sh", "-c", script}, Stdout: &out, Stderr: &out})
+		out := &capture.First{Max: 1 << 20}
+		x, err := e.Exec(t.Context(), h, sandboxer.Cmd{Args: []string{"sh", "-c", script}, Stdout: out, Stderr: out})
 		if err != nil {
 			t.Fatal(err)
 		}

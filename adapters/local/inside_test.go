@@ -3,7 +3,6 @@
 package local
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -14,6 +13,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/buildtest"
+	"github.com/sand-boxer/sandboxer/internal/capture"
 )
 
 // limited is a script that prints the limits that a guest sees.
@@ -131,8 +131,8 @@ func TestWhatRunsInside(t *testing.T) {
 	}
 	buildtest.Inside(t, "ext.local", func(t *testing.T, script string) (int, string) {
 		h := up(t, e, sandboxer.Spec{Limits: l})
-		var out bytes.Buffer
-		x, err := e.Exec(t.Context(), h, sandboxer.Cmd{Args: []string{"sh", "-c", script}, Stdout: &out, Stderr: &out})
+		out := &capture.First{Max: 1 << 20}
+		x, err := e.Exec(t.Context(), h, sandboxer.Cmd{Args: []string{"sh", "-c", script}, Stdout: out, Stderr: out})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -18,6 +18,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/buildtest"
+	"github.com/sand-boxer/sandboxer/internal/capture"
 )
 
 // installed returns a directory with the files that docs/how-to/run-as-a-service.md installs for the service.
@@ -147,18 +148,18 @@ func service(t *testing.T, e sandboxer.Execer, h sandboxer.Handle) {
 	// step runs a script in the machine; in it, box is the sandbox.
 	step := func(name, script string) string {
 		t.Helper()
-		var out bytes.Buffer
+		out := &capture.First{Max: 1 << 20}
 		x, err := e.Exec(t.Context(), h, sandboxer.Cmd{
 			Args: []string{"timeout", "3600", "sh", "-euc", `box=service; export SANDBOXER_PROGRESS=none
 				none() { if "$@"; then echo "unexpected: $*"; exit 1; fi; }
 				processes() { test -n "$(grep -lsa "^runsc-$1" /proc/[0-9]*/cmdline)"; }
 				` + script},
-			Stdout: &out, Stderr: &out,
+			Stdout: out, Stderr: out,
 		})
 		if err != nil || x.Code != 0 {
 			var journal bytes.Buffer
 			_, _ = e.Exec(t.Context(), h, sandboxer.Cmd{Args: []string{"journalctl", "-u", "sandboxer", "-n", "60", "--no-pager"}, Stdout: &journal})
-			t.Fatalf("%s: %+v, %v\n%s\n%s", name, x, err, &out, &journal)
+			t.Fatalf("%s: %+v, %v\n%s\n%s", name, x, err, out, &journal)
 		}
 		t.Logf("%s: %s", time.Since(began).Round(time.Second), name)
 		return strings.TrimSpace(out.String())

@@ -21,6 +21,7 @@ import (
 	"github.com/sand-boxer/sandboxer/adapters/vmpacker"
 	"github.com/sand-boxer/sandboxer/extensiontest"
 	"github.com/sand-boxer/sandboxer/internal/buildtest"
+	"github.com/sand-boxer/sandboxer/internal/capture"
 	"github.com/sand-boxer/sandboxer/internal/sshrun"
 )
 
@@ -145,10 +146,10 @@ func TestManaged(t *testing.T) {
 	}
 	onTime(t, e, h)
 	t.Run("nothing gets out", func(t *testing.T) {
-		var out bytes.Buffer
-		x, err := e.Exec(t.Context(), h, sandboxer.Cmd{Args: []string{"sh", "-c", "nc -w 2 10.0.2.2 22 </dev/null || wget -T 2 -O - http://10.0.2.2:80/"}, Stdout: &out, Stderr: &out})
+		out := &capture.First{Max: 1 << 20}
+		x, err := e.Exec(t.Context(), h, sandboxer.Cmd{Args: []string{"sh", "-c", "nc -w 2 10.0.2.2 22 </dev/null || wget -T 2 -O - http://10.0.2.2:80/"}, Stdout: out, Stderr: out})
 		if err != nil || x.Code == 0 {
-			t.Errorf("this machine was reached: %+v, %v, %s", x, err, &out)
+			t.Errorf("this machine was reached: %+v, %v, %s", x, err, out)
 		}
 	})
 	t.Run("dial", func(t *testing.T) {

@@ -118,6 +118,7 @@ var arrows = map[string][]string{
 	"internal/program":           {"."},
 	"internal/hosts":             {"."},
 	"internal/hosted":            {".", "internal/capture", "internal/hosts", "internal/strictjson"},
+	"internal/hosted/hostedtest": {"."},
 	"internal/images/...":        {".", "internal/filelock", "internal/images", "internal/strictjson", "internal/wholefile"},
 
 	"agent/proto/...": {"agent/proto/..."},
