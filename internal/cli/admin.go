@@ -219,7 +219,10 @@ func newCmdCreditsGrant(f *factory) *cobra.Command {
 func newCmdCreditsLedger(f *factory) *cobra.Command {
 	var q api.EntryQuery
 	c := &cobra.Command{
-		Use: "ledger", Short: "List the ledger's entries, oldest first", Args: wants(0, 0, "no arguments"),
+		Use: "ledger", Short: "List the ledger's entries, oldest first",
+		Long: "List the ledger's entries, oldest first. The balance is the sum of grants, holds and voids: a hold takes the\n" +
+			"money out of the balance, a post says how much of the hold was charged, and a void gives back the rest.",
+		Args: wants(0, 0, "no arguments"),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := checkLimit(q.Limit); err != nil {
 				return err
