@@ -16,6 +16,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -430,6 +431,8 @@ func (p *plane) edge(w http.ResponseWriter, r *http.Request, id string) {
 	defer cancel()
 	defer context.AfterFunc(live, cancel)()
 	_ = http.NewResponseController(w).EnableFullDuplex()
+	body := &ended{ReadCloser: r.Body}
+	r.Body = body
 	(&httputil.ReverseProxy{
 		Rewrite: func(out *httputil.ProxyRequest) {
 			out.SetURL(&url.URL{Scheme: "http", Host: "sandbox"})
@@ -440,6 +443,26 @@ func (p *plane) edge(w http.ResponseWriter, r *http.Request, id string) {
 		FlushInterval: -1,
 		Transport: &http.Transport{DisableKeepAlives: true, DisableCompression: true,
 			DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return p.ext.DialAgent(ctx, h) }},
+		ModifyResponse: func(res *http.Response) error {
+			if !body.end.Load() { // a server with full duplex closes the connection then, and does not say so itself
+				res.Header.Set("Connection", "close")
+			}
+			return nil
+		},
 		ErrorHandler: func(http.ResponseWriter, *http.Request, error) { panic(http.ErrAbortHandler) },
 	}).ServeHTTP(w, r.WithContext(ctx))
+}
+
+// ended is a body that knows whether it was read to its end.
+type ended struct {
+	io.ReadCloser
+	end atomic.Bool
+}
+
+func (e *ended) Read(p []byte) (int, error) {
+	n, err := e.ReadCloser.Read(p)
+	if err == io.EOF {
+		e.end.Store(true)
+	}
+	return n, err
 }
