@@ -27,12 +27,12 @@ func TestSettle(t *testing.T) {
 		later   sandboxer.Credits // what a correction says
 	}{
 		"known at once":      {fake: fake.Config{MeterPerHour: 40_000, BillsAfter: 1}, cost: 40_000, final: true},
-		"known later":        {fake: fake.Config{MeterPerHour: 40_000, BillsAfter: 20 * time.Minute}, wait: 26 * time.Minute, cost: 40_000, final: true, events: "the bill is pending until"},
-		"known too late":     {fake: fake.Config{MeterPerHour: 40_000, BillsAfter: 2 * time.Hour}, wait: 61 * time.Minute, cost: clock, events: "settled by the time that it ran", later: 40_000},
-		"far too late":       {fake: fake.Config{MeterPerHour: 40_000, BillsAfter: 30 * time.Hour}, wait: 61 * time.Minute, cost: clock, events: "settled by the time that it ran"},
+		"known later":        {fake: fake.Config{MeterPerHour: 40_000, BillsAfter: 20 * time.Minute}, wait: 36 * time.Minute, cost: 40_000, final: true, events: "the bill is pending until"},
+		"known too late":     {fake: fake.Config{MeterPerHour: 40_000, BillsAfter: 2 * time.Hour}, wait: 66 * time.Minute, cost: clock, events: "settled by the time that it ran", later: 40_000},
+		"far too late":       {fake: fake.Config{MeterPerHour: 40_000, BillsAfter: 30 * time.Hour}, wait: 66 * time.Minute, cost: clock, events: "settled by the time that it ran"},
 		"never known":        {fake: fake.Config{MeterPerHour: 40_000}, cost: clock},
-		"out of reach":       {fake: fake.Config{MeterPerHour: 40_000, BillsAfter: 1}, fault: fake.Fault{Verb: fake.VerbMeter, Kind: sandboxer.Unavailable}, wait: 61 * time.Minute, cost: clock, events: "settled by the time that it ran"},
-		"hangs":              {fake: fake.Config{MeterPerHour: 40_000, BillsAfter: 1}, fault: fake.Fault{Verb: fake.VerbMeter, Hang: true}, wait: 62 * time.Minute, cost: clock, events: "settled by the time that it ran"},
+		"out of reach":       {fake: fake.Config{MeterPerHour: 40_000, BillsAfter: 1}, fault: fake.Fault{Verb: fake.VerbMeter, Kind: sandboxer.Unavailable}, wait: 66 * time.Minute, cost: clock, events: "settled by the time that it ran"},
+		"hangs":              {fake: fake.Config{MeterPerHour: 40_000, BillsAfter: 1}, fault: fake.Fault{Verb: fake.VerbMeter, Hang: true}, wait: 72 * time.Minute, cost: clock, events: "settled by the time that it ran"},
 		"more than the hold": {fake: fake.Config{MeterPerHour: 1_000_000, BillsAfter: 1}, cost: hold, over: 520_000 - hold, final: true, events: "0.38 more than was on hold"},
 		"price of a profile": {fake: fake.Config{BillsAfter: 1, Setup: -1}, profile: "paid", cost: clock, final: true},
 	} {
@@ -45,7 +45,7 @@ func TestSettle(t *testing.T) {
 					if s.fake.Setup > 0 {
 						s.fake.Setup, s.fake.PerHour = 20_000, 120_000
 					}
-					s.opts.SweepEvery = 30 * time.Second
+					s.opts.SweepEvery = 5 * time.Minute
 					s.opts.meterEvery = 24 * time.Hour
 					s.opts.Overrun = func(_ string, beyond sandboxer.Credits) { over += beyond }
 				})
