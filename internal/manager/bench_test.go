@@ -36,7 +36,8 @@ func BenchmarkUsageRows(b *testing.B) {
 	const clients = 64
 	b.Run("kept", func(b *testing.B) { live(b, newRig(b, fast), clients) })
 	b.Run("delivered", func(b *testing.B) {
-		v := &books{events: map[string]bool{}, sandboxes: map[string]bool{}, want: b.N, all: make(chan struct{})}
+		all := make(chan struct{})
+		v := &books{events: map[string]bool{}, sandboxes: map[string]bool{}, want: b.N, done: sync.OnceFunc(func() { close(all) })}
 		hub := httptest.NewServer(v)
 		defer hub.Close()
 		r := newRig(b, func(s *setup) {
@@ -49,7 +50,7 @@ func BenchmarkUsageRows(b *testing.B) {
 		}
 		begin := live(b, r, clients)
 		select {
-		case <-v.all:
+		case <-all:
 		case <-time.After(2 * time.Minute):
 		}
 		took := time.Since(begin)
@@ -94,7 +95,7 @@ type books struct {
 	events    map[string]bool // by their IDs
 	sandboxes map[string]bool
 	want      int
-	all       chan struct{} // closed when as many are there
+	done      func() // called when as many are there
 }
 
 func (v *books) ServeHTTP(w http.ResponseWriter, req *http.Request) {
@@ -111,9 +112,8 @@ func (v *books) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	for _, e := range batch {
 		v.events[e.ID], v.sandboxes[e.Data.Sandbox] = true, true
 	}
-	if v.all != nil && len(v.events) >= v.want {
-		close(v.all)
-		v.all = nil
+	if len(v.events) >= v.want {
+		v.done()
 	}
 }
 
