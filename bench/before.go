@@ -101,8 +101,9 @@ func (b *bench) takeTurns(ctx context.Context, builds []*build) error {
 		x.Metrics.Add(sizeOf+"sandboxer", "MB", float64(fi.Size())/1e6)
 	}
 	if err := b.alternate(ctx, b.plan(2*b.rounds), builds, func(ctx context.Context, x *build, to *Set) error {
-		took, _, _, err := command(ctx, nil, filepath.Join(x.Bin, "sandboxer"), "version")
+		took, cpu, _, err := command(ctx, nil, filepath.Join(x.Bin, "sandboxer"), "version")
 		to.Took(saysVersion, took)
+		to.Took(saysVersion+": CPU", cpu)
 		return err
 	}); err != nil {
 		return err
