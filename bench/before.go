@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -44,8 +45,9 @@ const (
 	overCompose  = "compose-ssh: exec true, one request"
 	overMachine  = "vm-packer: exec true, one request"
 	saysVersion  = "sandboxer version"
-	besidePool   = 2 // warm sandboxes of each build
-	execsPerLife = 4 // commands for one create: they are short
+	sizeOf       = "size of " // a program
+	besidePool   = 2          // warm sandboxes of each build
+	execsPerLife = 4          // commands for one create: they are short
 )
 
 // beside compares the build of -before with that of -bin.
@@ -67,8 +69,10 @@ func (b *bench) beside(ctx context.Context) error {
 		}
 		y.Revision = revision(ctx, y.Bin)
 	}
+	routed := maps.Clone(profiles)
+	routed[routeProfile] = oneCandidate()
 	err := b.withServer(ctx, x.Before.Bin, "o", profiles, func(before *broker) error {
-		return b.withServer(ctx, x.Now.Bin, "n", profiles, func(now *broker) error {
+		return b.withServer(ctx, x.Now.Bin, "n", routed, func(now *broker) error {
 			x.Before.broker, x.Now.broker = before, now
 			return b.takeTurns(ctx, []*build{x.Before, x.Now})
 		})
@@ -90,10 +94,16 @@ func (b *bench) takeTurns(ctx context.Context, builds []*build) error {
 	}
 	for _, x := range builds {
 		x.Metrics.Add(warmServer, "MB", float64(rss(x.broker.pid()))/1e6)
+		fi, err := os.Stat(filepath.Join(x.Bin, "sandboxer"))
+		if err != nil {
+			return err
+		}
+		x.Metrics.Add(sizeOf+"sandboxer", "MB", float64(fi.Size())/1e6)
 	}
 	if err := b.alternate(ctx, b.plan(2*b.rounds), builds, func(ctx context.Context, x *build, to *Set) error {
-		took, _, _, err := command(ctx, nil, filepath.Join(x.Bin, "sandboxer"), "version")
+		took, cpu, _, err := command(ctx, nil, filepath.Join(x.Bin, "sandboxer"), "version")
 		to.Took(saysVersion, took)
+		to.Took(saysVersion+": CPU", cpu)
 		return err
 	}); err != nil {
 		return err
@@ -117,6 +127,16 @@ func (b *bench) takeTurns(ctx context.Context, builds []*build) error {
 		}); err != nil {
 			return err
 		}
+	}
+	// An older build has no routes: there it is the same sandbox by its extension.
+	if err := b.alternate(ctx, b.plan(b.rounds), builds, func(ctx context.Context, x *build, to *Set) error {
+		profile := plainProfile
+		if x == builds[1] {
+			profile = routeProfile
+		}
+		return x.broker.life(ctx, to, profile, viaRoute)
+	}); err != nil {
+		return err
 	}
 	if err := b.alternate(ctx, b.plan(b.rounds), builds, func(ctx context.Context, x *build, to *Set) error {
 		return x.broker.claim(ctx, to, besidePool)
@@ -282,10 +302,12 @@ func (b *bench) besideBars() {
 	for _, c := range b.r.Beside.Changes {
 		switch c.Name {
 		case viaAPI + ": create to first exec", viaAPIImage + ": create to first exec", apiRun, apiStream, apiImageRun, claimFirst,
-			"idle " + viaAPI + idleMemory, "idle " + viaAPIImage + idleMemory, overCompose, overMachine:
+			"idle " + viaAPI + idleMemory, "idle " + viaAPIImage + idleMemory, overCompose, overMachine, viaRoute + ": create":
 			b.r.most(c.Name+", now / before", c.Value, 1.05, "x")
 		case saysVersion:
 			b.r.most(c.Name+", now / before", c.Value, 1.1, "x")
+		case sizeOf + "sandboxer":
+			b.r.most(c.Name+", now / before", c.Value, 1.25, "x")
 		}
 	}
 }

@@ -77,6 +77,7 @@ func main() {
 		{"compose", "only compose projects over ssh", []string{prepareStep, composeStep}},
 		{"containers", "only containers of an engine", []string{prepareStep, containersStep}},
 		{"deerflow", "only deer-flow's door", []string{deerflowStep}},
+		{"routes", "only routes and usage rows", []string{routesStep}},
 		{"builds", "only the comparison with the build of -before", []string{beforeStep}},
 		{"density", "only snapshots with memory, a hundred sandboxes, bursts and the network",
 			[]string{prepareStep, snapshotStep, idleStep, burstStep, poolStep, networkStep}},
@@ -186,6 +187,7 @@ func run(ctx context.Context, o options, say func(string)) (_ *report, err error
 		{beforeStep, "", false, b.beside},
 		{"lives that should leave nothing", prepareStep, true, b.cycles},
 		{"the manager on the fake", "", true, b.manager},
+		{routesStep, "", true, b.routes},
 		{checkpointStep, "", true, b.checkpoints},
 		{idleStep, prepareStep, true, b.density},
 		{snapshotStep, prepareStep, true, b.snapshots},
@@ -285,7 +287,7 @@ func (b *bench) prepare(ctx context.Context) error {
 	}
 	for _, name := range programs {
 		if fi, err := os.Stat(filepath.Join(b.bin, name)); err == nil {
-			b.r.fact("size of "+name, "%.1f MB", float64(fi.Size())/1e6)
+			b.r.fact(sizeOf+name, "%.1f MB", float64(fi.Size())/1e6)
 		}
 	}
 	if err := b.findImage(); err != nil {
@@ -853,6 +855,7 @@ func (b *bench) bars() {
 	b.containerBars()
 	b.deerflowBars()
 	b.checkpointBars()
+	b.routeBars()
 	b.densityBars()
 	b.besideBars()
 	r := b.r

@@ -75,7 +75,7 @@ func TestMeasure(t *testing.T) {
 	t.Setenv("DOCKER_HOST", "unix://"+filepath.Join(t.TempDir(), "none.sock"))
 	r := runOnce(t, options{before: bin, only: []string{beforeStep}})
 	for _, want := range []string{saysVersion, viaAPI + ": create to first exec", viaAPIImage + ": create to first exec", apiRun, apiStream, apiImageRun,
-		claimFirst, "idle " + viaAPI + idleMemory, overMachine} {
+		claimFirst, "idle " + viaAPI + idleMemory, overMachine, viaRoute + ": create", sizeOf + "sandboxer"} {
 		i := slices.IndexFunc(r.Beside.Changes, func(c Change) bool { return c.Name == want })
 		if i < 0 && (want != overMachine || !skipped(r, beforeStep)) {
 			t.Errorf("%s was not measured beside the other build; skipped: %q", want, r.Skipped)
@@ -91,7 +91,7 @@ func TestParts(t *testing.T) {
 	t.Setenv("DOCKER_HOST", engine(t))
 	r := runOnce(t, options{})
 	for _, want := range []string{viaAPI + ": create to first exec", viaAPIImage + ": create to first exec", belowImage + ": create to first exec",
-		apiRun, apiImageRun, densityMem, snapSmall, burstRate, claimFirst} {
+		apiRun, apiImageRun, densityMem, snapSmall, burstRate, claimFirst, routeOf100, viaRoute + ": create", rowsKept, rowsTaken} {
 		if !slices.ContainsFunc(r.Metrics.All(), func(s *Series) bool { return s.Name == want && len(s.Samples) > 0 }) {
 			t.Errorf("%s was not measured", want)
 		}

@@ -2,8 +2,12 @@ package manager
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"log/slog"
+	"math"
+	"net/http"
+	"net/http/httptest"
 	"runtime"
 	"runtime/debug"
 	"sync"
@@ -11,38 +15,105 @@ import (
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/api"
 )
 
 func quiet(s *setup) { s.opts.Log = slog.New(slog.DiscardHandler) }
 
+// fast is a setup for whole lives, one after the other.
+func fast(s *setup) { quiet(s); s.opts.SweepEvery = 5 * time.Second }
+
 // BenchmarkCreateDestroy is a whole life on the fake with every commit durable.
 func BenchmarkCreateDestroy(b *testing.B) {
 	for _, clients := range []int{1, 16, 64} {
-		b.Run(fmt.Sprintf("clients=%d", clients), func(b *testing.B) {
-			r := newRig(b, func(s *setup) { quiet(s); s.opts.SweepEvery = 5 * time.Second })
-			jobs := make(chan struct{})
-			var wg sync.WaitGroup
-			for range clients {
-				wg.Go(func() {
-					for range jobs {
-						sb, err := r.Create(acme, sandboxer.CreateRequest{Profile: "test"})
-						if err == nil {
-							_, err = r.Destroy(acme, sb.ID)
-						}
-						if err != nil {
-							b.Error(err)
-						}
-					}
-				})
-			}
-			b.ResetTimer()
-			for range b.N {
-				jobs <- struct{}{}
-			}
-			close(jobs)
-			wg.Wait()
-			b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "lives/s")
+		b.Run(fmt.Sprintf("clients=%d", clients), func(b *testing.B) { live(b, newRig(b, fast), clients) })
+	}
+}
+
+// BenchmarkUsageRows is the same with the usage rows of all lives, without a sink and with one. Its receiver decodes the
+// events in this process and keeps each once.
+func BenchmarkUsageRows(b *testing.B) {
+	const clients = 64
+	b.Run("kept", func(b *testing.B) { live(b, newRig(b, fast), clients) })
+	b.Run("delivered", func(b *testing.B) {
+		all := make(chan struct{})
+		v := &books{events: map[string]bool{}, sandboxes: map[string]bool{}, want: b.N, done: sync.OnceFunc(func() { close(all) })}
+		hub := httptest.NewServer(v)
+		defer hub.Close()
+		r := newRig(b, func(s *setup) {
+			fast(s)
+			s.opts.UsageData = func(u sandboxer.UsageRow) any { return api.NewUsageRow(u) }
+			s.opts.Sinks = []sandboxer.Sink{{Name: "hub", URL: hub.URL, Keys: []string{"hub-key"}}}
 		})
+		if _, err := r.SetSecret(admin, "hub-key", true, "whsec_MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="); err != nil {
+			b.Fatal(err)
+		}
+		begin := live(b, r, clients)
+		select {
+		case <-all:
+		case <-time.After(2 * time.Minute):
+		}
+		took := time.Since(begin)
+		v.mu.Lock()
+		defer v.mu.Unlock()
+		b.ReportMetric(float64(len(v.events))/took.Seconds(), "rows/s")
+		b.ReportMetric(math.Abs(float64(b.N-len(v.events)))+float64(len(v.events)-len(v.sandboxes)), "wrong-rows")
+	})
+}
+
+// live lives b.N lives, and returns when it began.
+func live(b *testing.B, r *rig, clients int) (begin time.Time) {
+	jobs := make(chan struct{})
+	var wg sync.WaitGroup
+	for range clients {
+		wg.Go(func() {
+			for range jobs {
+				sb, err := r.Create(acme, sandboxer.CreateRequest{Profile: "test"})
+				if err == nil {
+					_, err = r.Destroy(acme, sb.ID)
+				}
+				if err != nil {
+					b.Error(err)
+				}
+			}
+		})
+	}
+	begin = time.Now()
+	b.ResetTimer()
+	for range b.N {
+		jobs <- struct{}{}
+	}
+	close(jobs)
+	wg.Wait()
+	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "lives/s")
+	return begin
+}
+
+// books are those of a receiver of usage rows.
+type books struct {
+	mu        sync.Mutex
+	events    map[string]bool // by their IDs
+	sandboxes map[string]bool
+	want      int
+	done      func() // called when as many are there
+}
+
+func (v *books) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+	var batch []struct {
+		ID   string
+		Data api.UsageRow
+	}
+	if err := json.NewDecoder(req.Body).Decode(&batch); err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for _, e := range batch {
+		v.events[e.ID], v.sandboxes[e.Data.Sandbox] = true, true
+	}
+	if len(v.events) >= v.want {
+		v.done()
 	}
 }
 
