@@ -3,6 +3,7 @@ package hosted
 import (
 	"context"
 	"errors"
+	"fmt"
 	"iter"
 	"slices"
 
@@ -68,6 +69,12 @@ func Account(ctx context.Context) sandboxer.SecretRef {
 	return ref
 }
 
+// NameIn is a name for the sandbox ref of ctx's account: services may give the same one in two accounts.
+func NameIn(ctx context.Context, ref string) string {
+	of := Account(ctx)
+	return fmt.Sprintf("%q %q %d %s", of.Tenant, of.Name, of.Version, ref)
+}
+
 // Operator returns ctx for calls that concern no sandbox, such as one about capacity. ok is false if each tenant has its own
 // account, so that there is nobody to ask for.
 func (k *Keys) Operator(ctx context.Context) (_ context.Context, ok bool) {
@@ -108,15 +115,24 @@ var errRefused = errors.New("the key is refused")
 
 // Refused is the error for a key that the service refuses, in its words. Nothing was changed. Kind: Unavailable.
 func Refused(ctx context.Context, said string) error {
-	ref, what, hint := Account(ctx), "the token", "an administrator sets another token in the extension's file"
-	if ref.Name != "" {
-		what = "the " + ref.String()
-		hint = "if it was revoked, set another one for new sandboxes: sandboxer secret set " + ref.Name
-		if ref.Tenant == "" {
-			hint = "if it was revoked, an administrator sets another one for new sandboxes: sandboxer secret set --operator " + ref.Name
-		}
+	return unusable(ctx, "the service refuses the %s: %s", said, "if it was revoked, ")
+}
+
+// Malformed is Refused for a key that cannot be one, before it is sent. want says what one is, without the key.
+func Malformed(ctx context.Context, want string) error {
+	return unusable(ctx, "the %s cannot be a key to the service: %s", want, "")
+}
+
+func unusable(ctx context.Context, format, said, when string) error {
+	ref, what, hint := Account(ctx), "key in the extension's file", when+"an administrator sets another key in the extension's file"
+	switch {
+	case ref.Name == "":
+	case ref.Tenant == "":
+		what, hint = ref.String(), when+"an administrator sets another one for new sandboxes: sandboxer secret set --operator "+ref.Name
+	default:
+		what, hint = ref.String(), when+"set another one for new sandboxes: sandboxer secret set "+ref.Name
 	}
-	return sandboxer.Untouched(sandboxer.E(sandboxer.Unavailable, errRefused, "the service refuses %s: %s", what, capture.Text(said, maxText)).WithHint("%s", hint))
+	return sandboxer.Untouched(sandboxer.E(sandboxer.Unavailable, errRefused, format, what, capture.Text(said, maxText)).WithHint("%s", hint))
 }
 
 // IsRefused reports whether err says that the key of an account cannot be used; those of others may work.

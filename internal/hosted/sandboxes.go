@@ -184,7 +184,7 @@ func (s *Sandboxes) Make(ctx context.Context, spec sandboxer.Spec, create func(c
 	o, err := s.Find(ctx, h)
 	if sandboxer.KindOf(err) != sandboxer.NotFound {
 		h.Ref = o.Ref
-		return h, ofRequest(spec, err)
+		return h, OfRequest(spec, err)
 	}
 	// From here on the caller's end changes nothing: no effect may come after the teardown that follows it.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), makeTime)
@@ -201,7 +201,7 @@ func (s *Sandboxes) Make(ctx context.Context, spec sandboxer.Spec, create func(c
 		if forget := s.Env.Notes.Delete(ctx, noteOf(h)); forget != nil {
 			return none, forget
 		}
-		return none, ofRequest(spec, err)
+		return none, OfRequest(spec, err)
 	case err != nil: // without an answer, the sandbox may exist all the same
 		a.At = time.Now()
 		if o, _ = s.Find(ctx, h); o.Ref == "" {
@@ -216,8 +216,9 @@ func (s *Sandboxes) Make(ctx context.Context, spec sandboxer.Spec, create func(c
 	return h, nil
 }
 
-// ofRequest makes a key that cannot be used the fault of the request, if the key is its tenant's: it is none of the service.
-func ofRequest(spec sandboxer.Spec, err error) error {
+// OfRequest makes a key that cannot be used the fault of the request, if the key is its tenant's: it is none of the service. Make does
+// so; an adapter does for what it asks before.
+func OfRequest(spec sandboxer.Spec, err error) error {
 	if spec.Credential.Tenant == "" || !IsRefused(err) {
 		return err
 	}
