@@ -15,6 +15,7 @@ import (
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/agent"
 	"github.com/sand-boxer/sandboxer/internal/capture"
+	"github.com/sand-boxer/sandboxer/internal/hosted"
 	"github.com/sand-boxer/sandboxer/internal/inside"
 	"github.com/sand-boxer/sandboxer/internal/program"
 )
@@ -155,7 +156,7 @@ func (x *extension) openAgent(ctx context.Context, h sandboxer.Handle, _ bool) (
 		}
 		h, _ = x.Handle(o, x.Env.Owner)
 	}
-	c := x.agents.Get(h.Ref, h.Ref, options(x.sandbox(ctx, h.Ref), []string{wayIn(h.SandboxID, h.Generation)}))
+	c := x.agents.Get(hosted.NameIn(ctx, h.Ref), in(ctx).name, options(x.sandbox(ctx, h.Ref), []string{wayIn(h.SandboxID, h.Generation)}))
 	why := func() error { _, err := x.get(ctx, h.Ref); return err } // it may have ended
 	within, done := x.attend(ctx)
 	return agent.Call{Agent: c, Ctx: within, Done: done, Why: why}, nil
