@@ -99,7 +99,7 @@ func (x *extension) get(ctx context.Context, ref string) (hosted.Object, error) 
 
 func (x *extension) remove(ctx context.Context, ref string) error {
 	_, err := hosted.Call[struct{}](ctx, x.client, http.MethodDelete, at(ref), nil)
-	x.forget(ref)
+	x.forget(ctx, ref)
 	return err
 }
 

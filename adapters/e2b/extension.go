@@ -26,7 +26,7 @@ type extension struct {
 	client *hosted.Client
 	memory bool // snapshots have the processes, too; false for a service of tests
 
-	agents agent.Clients // by the service's name of the sandbox
+	agents agent.Clients // by account and the service's name of the sandbox (hosted.NameIn)
 	mu     sync.Mutex
 	ways   map[string]way // likewise
 }
@@ -226,7 +226,7 @@ func (x *extension) Pause(ctx context.Context, h sandboxer.Handle) error {
 	if err != nil {
 		return err
 	}
-	defer x.forget(ref) // with the connections, which end
+	defer x.forget(ctx, ref) // with the connections, which end
 	_, _, err = hosted.Send[struct{}](ctx, x.client, hosted.Request{Method: http.MethodPost, Path: at(ref) + "/pause", Body: struct{}{}, Within: slow})
 	if hosted.Status(err) == http.StatusConflict { // it is paused, or is being changed
 		if sb, _, look := x.detail(ctx, ref); look == nil && sb.State == paused {

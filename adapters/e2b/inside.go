@@ -40,7 +40,7 @@ func (x *extension) look(ctx context.Context, ref string) (way, error) {
 	switch {
 	case err != nil:
 		if sandboxer.KindOf(err) == sandboxer.NotFound {
-			x.forget(ref)
+			x.forget(ctx, ref)
 		}
 		return way{}, err
 	case sb.State == paused:
@@ -51,7 +51,7 @@ func (x *extension) look(ctx context.Context, ref string) (way, error) {
 	}
 	w := way{dir: sb.Metadata[tagWorkspace], user: sb.Metadata[tagUser]}
 	base := x.base(ref)
-	w.agent = x.agents.Get(ref, sb.AccessToken, agent.ClientOptions{BaseURL: base, Token: sb.AccessToken, User: w.user,
+	w.agent = x.agents.Get(hosted.NameIn(ctx, ref), sb.AccessToken, agent.ClientOptions{BaseURL: base, Token: sb.AccessToken, User: w.user,
 		Header: http.Header{"E2b-Sandbox-Id": {ref}, "E2b-Sandbox-Port": {strconv.Itoa(daemonPort)}},
 		Dial:   hosted.Dial(base)})
 	x.mu.Lock()
@@ -59,16 +59,17 @@ func (x *extension) look(ctx context.Context, ref string) (way, error) {
 	if x.ways == nil {
 		x.ways = map[string]way{}
 	}
-	x.ways[ref] = w
+	x.ways[hosted.NameIn(ctx, ref)] = w
 	return w, nil
 }
 
-// forget drops the way to a sandbox.
-func (x *extension) forget(ref string) {
-	x.agents.Drop(ref)
+// forget drops the way to a sandbox of ctx's account.
+func (x *extension) forget(ctx context.Context, ref string) {
+	name := hosted.NameIn(ctx, ref)
+	x.agents.Drop(name)
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	delete(x.ways, ref)
+	delete(x.ways, name)
 }
 
 // openAgent is agent.Capabilities.Open.
@@ -78,7 +79,7 @@ func (x *extension) openAgent(ctx context.Context, h sandboxer.Handle, _ bool) (
 		return agent.Call{}, err
 	}
 	x.mu.Lock()
-	w, known := x.ways[ref]
+	w, known := x.ways[hosted.NameIn(ctx, ref)]
 	x.mu.Unlock()
 	if !known {
 		if w, err = x.look(ctx, ref); err != nil {
@@ -89,7 +90,7 @@ func (x *extension) openAgent(ctx context.Context, h sandboxer.Handle, _ bool) (
 	within, attended := hosted.Attend(ctx, w.agent.Health, why)
 	done := func(err error) error {
 		if err = attended(err); sandboxer.KindOf(err) == sandboxer.Unauthenticated { // the service gives another token now
-			x.forget(ref)
+			x.forget(ctx, ref)
 			return sandboxer.E(sandboxer.Unavailable, err, "the daemon of the sandbox refuses the token that the service gave: %s", sandboxer.Message(err)).WithHint("try again")
 		}
 		return err
