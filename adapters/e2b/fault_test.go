@@ -212,6 +212,9 @@ func TestKeyOfEachTenant(t *testing.T) {
 	crossed := all[1]
 	crossed.Credential = all[0].Credential
 	wantKind(t, "acme in rival's sandbox", run(crossed), sandboxer.NotFound)
+	if s, err := x.Snapshot(ctx, all[0], "snap-1"); err != nil || !s.Memory || !s.Quiesced {
+		t.Errorf("Snapshot = %+v, %v", s, err)
+	}
 	p.set(func(p *plane) { p.other = "" }) // rival's key is revoked
 	if _, err := x.Teardown(ctx, all[0]); err != nil {
 		t.Error(err)
@@ -411,8 +414,8 @@ func TestMoney(t *testing.T) {
 func TestNoKey(t *testing.T) {
 	_, err := Adapter.Open(t.Context(), sandboxer.Env{Extension: "ext.e2b"})
 	wantKind(t, "Open", err, sandboxer.NotFound)
-	if !strings.HasPrefix(sandboxer.Message(err), "needs a key: ") {
-		t.Errorf("it says %q", sandboxer.Message(err))
+	if !strings.HasPrefix(sandboxer.Message(err), "needs a key: ") || !strings.HasSuffix(sandboxer.HintOf(err), ": sandboxer secret set --operator e2b") {
+		t.Errorf("it says %q (%s)", sandboxer.Message(err), sandboxer.HintOf(err))
 	}
 	for _, c := range []Config{{Domain: "e2b.app", APIURL: "http://10.0.0.1"}, {Domain: "e2b.app", SandboxURL: "ftp://x"}, {Domain: "a b"}, {Domain: "x@y"}} {
 		wantKind(t, "Validate", c.Validate(), sandboxer.Invalid)

@@ -377,7 +377,7 @@ func TestConfig(t *testing.T) {
 		}
 	}
 	_, err := openWith(t, "test", t.TempDir(), map[string]any{})
-	if sandboxer.KindOf(err) != sandboxer.NotFound || !strings.Contains(err.Error(), "needs a key") || sandboxer.HintOf(err) == "" {
+	if sandboxer.KindOf(err) != sandboxer.NotFound || !strings.HasPrefix(sandboxer.Message(err), "needs a key: ") || !strings.HasSuffix(sandboxer.HintOf(err), ": sandboxer secret set --operator modal") {
 		t.Errorf("without a key: %v (%s)", err, sandboxer.HintOf(err))
 	}
 	t.Setenv("MODAL_SERVER_URL", "https://elsewhere.example")

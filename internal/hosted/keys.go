@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"iter"
 	"slices"
+	"strings"
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/capture"
@@ -17,6 +18,13 @@ type Keys struct {
 	env   sandboxer.Env
 	fixed sandboxer.Secret // in the extension's file
 	by    sandboxer.Credential
+}
+
+// NeedsKey is the error of an extension whose file names no key. Kind: NotFound, so that a built-in one is listed with the reason.
+func NeedsKey(extension string) error {
+	secret := strings.TrimPrefix(extension, "ext.")
+	return sandboxer.E(sandboxer.NotFound, nil, "needs a key: its file names none").
+		WithHint("write a file for %s with config: credential: {secret: %s}, and set the secret: sandboxer secret set --operator %[2]s", extension, secret)
 }
 
 // OpenKeys returns the keys of an extension. A key in its file counts unless tenants or consumers bring theirs; sandboxes that were
