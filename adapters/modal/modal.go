@@ -70,7 +70,7 @@ const inputRepo = "repo"
 // Adapter is what package adapters lists.
 var Adapter = sandboxer.Typed(sandboxer.Adapter{
 	Kind:      "modal",
-	Title:     "Sandboxes of Modal, with the account's own key",
+	Title:     "Sandboxes of Modal",
 	Help:      "Makes sandboxes in gVisor at Modal, a hosted service. It needs a key of an account there, which pays for them.",
 	Handlers:  []string{"sandboxer.extensions.modal"},
 	Isolation: []sandboxer.Isolation{sandboxer.IsolationProcess, sandboxer.IsolationContainer, sandboxer.IsolationGVisor},
