@@ -26,7 +26,7 @@ type extension struct {
 	client *hosted.Client
 	memory bool // snapshots have the processes, too; false for a service of tests
 
-	agents agent.Clients // by account and the service's name of the sandbox (hosted.NameIn)
+	agents agent.Clients // by account and the service's name of the sandbox (hosted.InAccount)
 	mu     sync.Mutex
 	ways   map[string]way // likewise
 }

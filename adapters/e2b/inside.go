@@ -51,7 +51,7 @@ func (x *extension) look(ctx context.Context, ref string) (way, error) {
 	}
 	w := way{dir: sb.Metadata[tagWorkspace], user: sb.Metadata[tagUser]}
 	base := x.base(ref)
-	w.agent = x.agents.Get(hosted.NameIn(ctx, ref), sb.AccessToken, agent.ClientOptions{BaseURL: base, Token: sb.AccessToken, User: w.user,
+	w.agent = x.agents.Get(hosted.InAccount(ctx, ref), sb.AccessToken, agent.ClientOptions{BaseURL: base, Token: sb.AccessToken, User: w.user,
 		Header: http.Header{"E2b-Sandbox-Id": {ref}, "E2b-Sandbox-Port": {strconv.Itoa(daemonPort)}},
 		Dial:   hosted.Dial(base)})
 	x.mu.Lock()
@@ -59,13 +59,13 @@ func (x *extension) look(ctx context.Context, ref string) (way, error) {
 	if x.ways == nil {
 		x.ways = map[string]way{}
 	}
-	x.ways[hosted.NameIn(ctx, ref)] = w
+	x.ways[hosted.InAccount(ctx, ref)] = w
 	return w, nil
 }
 
 // forget drops the way to a sandbox of ctx's account.
 func (x *extension) forget(ctx context.Context, ref string) {
-	name := hosted.NameIn(ctx, ref)
+	name := hosted.InAccount(ctx, ref)
 	x.agents.Drop(name)
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -79,7 +79,7 @@ func (x *extension) openAgent(ctx context.Context, h sandboxer.Handle, _ bool) (
 		return agent.Call{}, err
 	}
 	x.mu.Lock()
-	w, known := x.ways[hosted.NameIn(ctx, ref)]
+	w, known := x.ways[hosted.InAccount(ctx, ref)]
 	x.mu.Unlock()
 	if !known {
 		if w, err = x.look(ctx, ref); err != nil {

@@ -9,7 +9,6 @@ import (
 	modal "github.com/modal-labs/modal-client/go"
 
 	"github.com/sand-boxer/sandboxer"
-	"github.com/sand-boxer/sandboxer/agent"
 	"github.com/sand-boxer/sandboxer/internal/hosted"
 )
 
@@ -145,29 +144,3 @@ func (x *extension) enter(ctx context.Context) (_ context.Context, done func(), 
 
 // in returns the account that enter has put into ctx.
 func in(ctx context.Context) *account { return ctx.Value(accountKey{}).(*account) }
-
-// openCall is agent.Capabilities.Open, in the account of h.
-func (x *extension) openCall(ctx context.Context, h sandboxer.Handle, long bool) (none agent.Call, err error) {
-	if h.Ref == "" || h.Generation == 0 {
-		o, err := x.Find(ctx, h)
-		if err != nil {
-			return none, err
-		}
-		h, _ = x.Handle(o, x.Env.Owner)
-	}
-	ctx, leave, err := x.enter(hosted.For(ctx, h.Credential))
-	if err != nil {
-		return none, err
-	}
-	call, err := x.openAgent(ctx, h, long)
-	if err != nil {
-		leave()
-		return none, err
-	}
-	done := call.Done
-	call.Done = func(err error) error {
-		defer leave()
-		return done(err)
-	}
-	return call, nil
-}

@@ -148,17 +148,19 @@ func options(sb *modal.Sandbox, args []string) agent.ClientOptions {
 }
 
 // openAgent connects one call to the agent of h's sandbox (agent.Capabilities).
-func (x *extension) openAgent(ctx context.Context, h sandboxer.Handle, _ bool) (agent.Call, error) {
-	if h.Ref == "" || h.Generation == 0 {
-		o, err := x.Find(ctx, h)
-		if err != nil {
-			return agent.Call{}, err
-		}
-		h, _ = x.Handle(o, x.Env.Owner)
+func (x *extension) openAgent(ctx context.Context, h sandboxer.Handle, _ bool) (none agent.Call, err error) {
+	ctx, h, err = x.On(ctx, h)
+	if err != nil {
+		return none, err
 	}
-	c := x.agents.Get(hosted.NameIn(ctx, h.Ref), in(ctx).name, options(x.sandbox(ctx, h.Ref), []string{wayIn(h.SandboxID, h.Generation)}))
+	ctx, leave, err := x.enter(ctx)
+	if err != nil {
+		return none, err
+	}
+	c := x.agents.Get(hosted.InAccount(ctx, h.Ref), in(ctx).name, options(x.sandbox(ctx, h.Ref), []string{wayIn(h.SandboxID, h.Generation)}))
 	why := func() error { _, err := x.get(ctx, h.Ref); return err } // it may have ended
-	within, done := x.attend(ctx)
+	within, attended := x.attend(ctx)
+	done := func(err error) error { defer leave(); return attended(err) }
 	return agent.Call{Agent: c, Ctx: within, Done: done, Why: why}, nil
 }
 

@@ -3,11 +3,7 @@ package modal
 import (
 	"cmp"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
-	"fmt"
 	"iter"
-	"maps"
 	"slices"
 	"time"
 
@@ -146,7 +142,7 @@ func (x *extension) get(ctx context.Context, ref string) (hosted.Object, error) 
 
 // remove ends a sandbox, and returns when it has ended.
 func (x *extension) remove(ctx context.Context, ref string) error {
-	x.agents.Drop(hosted.NameIn(ctx, ref))
+	x.agents.Drop(hosted.InAccount(ctx, ref))
 	ctx, done, err := x.enter(ctx)
 	if err != nil {
 		return err
@@ -236,7 +232,7 @@ func (x *extension) Check(_ context.Context, spec sandboxer.Spec) error {
 	if err := cmp.Or(inside.Check(spec), inside.CheckRepo(spec), hosted.CheckLife(spec, longest)); err != nil {
 		return err
 	}
-	asked := map[string]bool{
+	return hosted.Refuse(x.Env.Extension, map[string]bool{
 		"mounts: a path of the server's machine means nothing there": len(spec.Mounts) > 0,
 		"a host":                         spec.Host != "",
 		"a place in a pool":              spec.Warm,
@@ -246,13 +242,7 @@ func (x *extension) Check(_ context.Context, spec sandboxer.Spec) error {
 		"less memory than 128 MiB":       spec.Limits.MemoryBytes > 0 && spec.Limits.MemoryBytes < 128<<20,
 		"a destination with a port":      slices.ContainsFunc(spec.Network.Allow, func(s string) bool { d, err := sandboxer.ParseDestination(s); return err == nil && d.Port != 0 }),
 		"an empty argument as a command": len(spec.Command) > 0 && spec.Command[0] == "",
-	}
-	for _, what := range slices.Sorted(maps.Keys(asked)) {
-		if asked[what] {
-			return sandboxer.E(sandboxer.Unsupported, nil, "%s cannot have %s", x.Env.Extension, what).WithHint("leave that out, or use another profile")
-		}
-	}
-	return nil
+	})
 }
 
 // network translates a policy. A sandbox without one reaches nothing.
@@ -306,7 +296,7 @@ func (x *extension) provision(ctx context.Context, spec sandboxer.Spec, image st
 	p := &modal.SandboxCreateParams{
 		CPU: float64(limits.MilliCPU) / 2000, CPULimit: float64(limits.MilliCPU) / 2000, // Modal counts cores, each of two threads
 		MemoryMiB: int(limits.MemoryBytes >> 20), MemoryLimitMiB: int(limits.MemoryBytes >> 20),
-		Runtime: modal.SandboxRuntimeGVisor, Env: spec.Env, Name: x.nameOf(spec),
+		Runtime: modal.SandboxRuntimeGVisor, Env: spec.Env, Name: x.Name(sandboxer.Handle{SandboxID: spec.ID, Generation: spec.Generation}),
 	}
 	if err := network(spec.Network, p); err != nil {
 		return h, err
@@ -337,12 +327,6 @@ func (x *extension) provision(ctx context.Context, spec sandboxer.Spec, image st
 		return h, err
 	}
 	return h, x.fill(ctx, spec, h.Ref, image != "")
-}
-
-// nameOf is the name of a sandbox at Modal, which runs one of a name: a second create fails.
-func (x *extension) nameOf(spec sandboxer.Spec) string {
-	sum := sha256.Sum256(fmt.Appendf(nil, "%s/%s/%s/%d", spec.Owner, x.Env.Extension, spec.ID, spec.Generation))
-	return "sandboxer-" + hex.EncodeToString(sum[:16])
 }
 
 // imageFailure is the error for an image that cannot be had. There is no sandbox yet.

@@ -235,7 +235,7 @@ func TestTokensAndClocks(t *testing.T) {
 			f.auth[token] = login{account: tokenID}
 		}
 		f.mu.Unlock()
-		x.agents.Drop(hosted.NameIn(ctx, h.Ref))
+		x.agents.Drop(hosted.InAccount(ctx, h.Ref))
 		if found, err := x.Discover(ctx, "box"); skew < 0 && (err != nil || !found.Fuse.Equal(spec.Fuse)) {
 			t.Errorf("clock %s ahead: Discover = %+v, %v; want the fuse %s", skew, found, err, spec.Fuse)
 		}
@@ -309,7 +309,7 @@ func TestIncomplete(t *testing.T) {
 	if _, err := says(t, x, h, "rm -rf /.sandboxer/old.g1"); err != nil {
 		t.Fatal(err)
 	}
-	x.agents.Drop(hosted.NameIn(ctx, h.Ref))
+	x.agents.Drop(hosted.InAccount(ctx, h.Ref))
 	_, err := x.WaitReady(ctx, h)
 	wantKind(t, "WaitReady", err, sandboxer.Failed)
 	if _, err := x.Provision(ctx, order("old")); err != nil { // which completes it

@@ -127,7 +127,7 @@ func TestKeyOfEachTenant(t *testing.T) {
 	if l, err := x.IsAlive(ctx, acme); l != sandboxer.Unknown || !hosted.IsRefused(err) {
 		t.Errorf("with a revoked key it is %s, %v", l, err)
 	}
-	x.agents.Drop(hosted.NameIn(hosted.For(ctx, acme.Credential), acme.Ref)) // an open connection would wait for its answer
+	x.agents.Drop(hosted.InAccount(hosted.For(ctx, acme.Credential), acme.Ref)) // an open connection would wait for its answer
 	if _, err := says(t, x, acme, "true"); !hosted.IsRefused(err) {
 		t.Errorf("Exec with a revoked key: %v", err)
 	}

@@ -96,7 +96,7 @@ func open(ctx context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extensi
 	x := &extension{cfg: cfg, Sandboxes: hosted.Sandboxes{Env: env, Keys: keys, Settle: cfg.Settle}}
 	x.accounts.connect = func(key sandboxer.Secret) (*modal.Client, error) { return connect(cfg, key) }
 	x.List, x.Get, x.Delete = x.list, x.get, x.remove
-	x.Capabilities.Open = x.openCall
+	x.Capabilities.Open = x.openAgent
 	if ctx, known := keys.Operator(ctx); known { // so that a listing shows a key that is none
 		_, done, err := x.enter(ctx)
 		if err != nil {

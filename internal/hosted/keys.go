@@ -3,7 +3,6 @@ package hosted
 import (
 	"context"
 	"errors"
-	"fmt"
 	"iter"
 	"slices"
 	"strings"
@@ -75,12 +74,6 @@ func For(ctx context.Context, ref sandboxer.SecretRef) context.Context {
 func Account(ctx context.Context) sandboxer.SecretRef {
 	ref, _ := ctx.Value(accountKey{}).(sandboxer.SecretRef)
 	return ref
-}
-
-// NameIn is a name for the sandbox ref of ctx's account: services may give the same one in two accounts.
-func NameIn(ctx context.Context, ref string) string {
-	of := Account(ctx)
-	return fmt.Sprintf("%q %q %d %s", of.Tenant, of.Name, of.Version, ref)
 }
 
 // Operator returns ctx for calls that concern no sandbox, such as one about capacity. ok is false if each tenant has its own
