@@ -53,8 +53,7 @@ var Adapter = sandboxer.Typed(sandboxer.Adapter{
 
 func open(ctx context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extension, error) {
 	if cfg.Key == "" && cfg.Credential == (sandboxer.Credential{}) {
-		return nil, sandboxer.E(sandboxer.NotFound, nil, "needs a key: the configuration of %s names none", env.Extension).
-			WithHint("write a file for %s with credential in its config", env.Extension)
+		return nil, hosted.NeedsKey(env.Extension)
 	}
 	keys, err := hosted.OpenKeys(ctx, env, cfg.Key, cfg.Credential)
 	if err != nil {

@@ -2,6 +2,8 @@ package e2b
 
 import (
 	"context"
+	"encoding/json"
+	"fmt"
 	"io"
 	"net/http"
 	"strings"
@@ -10,6 +12,8 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/fieldtest"
+	"github.com/sand-boxer/sandboxer/internal/hosted"
+	"github.com/sand-boxer/sandboxer/internal/notes"
 )
 
 func want(id string) sandboxer.Spec {
@@ -173,6 +177,53 @@ func TestRevokedKey(t *testing.T) {
 	p.set(func(p *plane) { p.key = testKey })
 	if _, err := x.Teardown(ctx, h); err != nil || len(p.refs()) > 0 {
 		t.Errorf("Teardown with the key again: %v; the service has %q", err, p.refs())
+	}
+}
+
+// Tenants with keys of their own reach what is in their accounts, and nothing else, also where a way in is known already.
+func TestKeyOfEachTenant(t *testing.T) {
+	ctx, p, dir := t.Context(), newPlane(t), t.TempDir()
+	p.other = testKey + "0"
+	var all []sandboxer.Handle
+	config := fmt.Sprintf(`{"credential":{"secret":"e2b","by":"tenant"},"api_url":%q,"sandbox_url":%[1]q,"settle":0}`, p.url)
+	ext, err := Adapter.Open(ctx, sandboxer.Env{Extension: "ext.e2b", Owner: "test", Dir: dir, Notes: notes.New(dir, "ext.e2b", []byte("key")),
+		Decode:   func(v any) error { return json.Unmarshal([]byte(config), v) },
+		Recorded: func(context.Context) ([]sandboxer.Handle, error) { return all, nil },
+		Secret: func(_ context.Context, ref sandboxer.SecretRef) (sandboxer.Secret, error) {
+			return map[string]sandboxer.Secret{"acme": testKey, "rival": testKey + "0"}[ref.Tenant], nil
+		}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	x := ext.(*extension)
+	defer x.Close()
+	run := func(h sandboxer.Handle) error {
+		_, err := x.Exec(ctx, h, sandboxer.Cmd{Args: []string{"true"}})
+		return err
+	}
+	for _, tenant := range []string{"acme", "rival"} {
+		spec := want("box-" + tenant)
+		spec.Credential = sandboxer.SecretRef{Tenant: tenant, Name: "e2b", Version: 1}
+		all = append(all, up(t, x, spec))
+		if err := run(all[len(all)-1]); err != nil {
+			t.Error(err)
+		}
+	}
+	crossed := all[1]
+	crossed.Credential = all[0].Credential
+	wantKind(t, "acme in rival's sandbox", run(crossed), sandboxer.NotFound)
+	if s, err := x.Snapshot(ctx, all[0], "snap-1"); err != nil || !s.Memory || !s.Quiesced {
+		t.Errorf("Snapshot = %+v, %v", s, err)
+	}
+	p.set(func(p *plane) { p.other = "" }) // rival's key is revoked
+	if _, err := x.Teardown(ctx, all[0]); err != nil {
+		t.Error(err)
+	}
+	if err := run(all[1]); err != nil { // by the token of the sandbox
+		t.Error(err)
+	}
+	if _, err := x.Teardown(ctx, all[1]); !hosted.IsRefused(err) {
+		t.Errorf("Teardown with a revoked key: %v", err)
 	}
 }
 
@@ -363,8 +414,8 @@ func TestMoney(t *testing.T) {
 func TestNoKey(t *testing.T) {
 	_, err := Adapter.Open(t.Context(), sandboxer.Env{Extension: "ext.e2b"})
 	wantKind(t, "Open", err, sandboxer.NotFound)
-	if !strings.HasPrefix(sandboxer.Message(err), "needs a key: ") {
-		t.Errorf("it says %q", sandboxer.Message(err))
+	if !strings.HasPrefix(sandboxer.Message(err), "needs a key: ") || !strings.HasSuffix(sandboxer.HintOf(err), ": sandboxer secret set --operator e2b") {
+		t.Errorf("it says %q (%s)", sandboxer.Message(err), sandboxer.HintOf(err))
 	}
 	for _, c := range []Config{{Domain: "e2b.app", APIURL: "http://10.0.0.1"}, {Domain: "e2b.app", SandboxURL: "ftp://x"}, {Domain: "a b"}, {Domain: "x@y"}} {
 		wantKind(t, "Validate", c.Validate(), sandboxer.Invalid)

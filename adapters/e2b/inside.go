@@ -1,20 +1,16 @@
 package e2b
 
 import (
-	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"io/fs"
-	"net"
 	"net/http"
-	"net/url"
 	"strconv"
-	"time"
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/agent"
+	"github.com/sand-boxer/sandboxer/internal/hosted"
 	"github.com/sand-boxer/sandboxer/internal/inside"
 )
 
@@ -38,22 +34,13 @@ func (x *extension) base(ref string) string {
 	return fmt.Sprintf("https://%d-%s.%s", daemonPort, ref, x.cfg.Domain)
 }
 
-// dial connects to the host of base.
-func dial(ctx context.Context, base string) (net.Conn, error) {
-	u, err := url.Parse(base)
-	if err != nil {
-		return nil, err
-	}
-	return new(net.Dialer).DialContext(ctx, "tcp", net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), map[string]string{"http": "80"}[u.Scheme], "443")))
-}
-
 // look asks the service for the way to a running sandbox, and keeps it. Kinds: NotFound; Conflict for a paused one.
 func (x *extension) look(ctx context.Context, ref string) (way, error) {
 	sb, _, err := x.detail(ctx, ref)
 	switch {
 	case err != nil:
 		if sandboxer.KindOf(err) == sandboxer.NotFound {
-			x.forget(ref)
+			x.forget(ctx, ref)
 		}
 		return way{}, err
 	case sb.State == paused:
@@ -64,24 +51,25 @@ func (x *extension) look(ctx context.Context, ref string) (way, error) {
 	}
 	w := way{dir: sb.Metadata[tagWorkspace], user: sb.Metadata[tagUser]}
 	base := x.base(ref)
-	w.agent = x.agents.Get(ref, sb.AccessToken, agent.ClientOptions{BaseURL: base, Token: sb.AccessToken, User: w.user,
+	w.agent = x.agents.Get(hosted.InAccount(ctx, ref), sb.AccessToken, agent.ClientOptions{BaseURL: base, Token: sb.AccessToken, User: w.user,
 		Header: http.Header{"E2b-Sandbox-Id": {ref}, "E2b-Sandbox-Port": {strconv.Itoa(daemonPort)}},
-		Dial:   func(ctx context.Context) (net.Conn, error) { return dial(ctx, base) }})
+		Dial:   hosted.Dial(base)})
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if x.ways == nil {
 		x.ways = map[string]way{}
 	}
-	x.ways[ref] = w
+	x.ways[hosted.InAccount(ctx, ref)] = w
 	return w, nil
 }
 
-// forget drops the way to a sandbox.
-func (x *extension) forget(ref string) {
-	x.agents.Drop(ref)
+// forget drops the way to a sandbox of ctx's account.
+func (x *extension) forget(ctx context.Context, ref string) {
+	name := hosted.InAccount(ctx, ref)
+	x.agents.Drop(name)
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	delete(x.ways, ref)
+	delete(x.ways, name)
 }
 
 // openAgent is agent.Capabilities.Open.
@@ -91,51 +79,23 @@ func (x *extension) openAgent(ctx context.Context, h sandboxer.Handle, _ bool) (
 		return agent.Call{}, err
 	}
 	x.mu.Lock()
-	w, known := x.ways[ref]
+	w, known := x.ways[hosted.InAccount(ctx, ref)]
 	x.mu.Unlock()
 	if !known {
 		if w, err = x.look(ctx, ref); err != nil {
 			return agent.Call{}, err
 		}
 	}
-	ctx, stop := attended(ctx, w.agent)
 	why := func() error { _, err := x.look(context.WithoutCancel(ctx), ref); return err }
+	within, attended := hosted.Attend(ctx, w.agent.Health, why)
 	done := func(err error) error {
-		stop()
-		switch cause := context.Cause(ctx); {
-		case err != nil && errors.Is(cause, errSilent):
-			return cmp.Or(why(), cause)
-		case sandboxer.KindOf(err) == sandboxer.Unauthenticated: // the service gives another token now
-			x.forget(ref)
+		if err = attended(err); sandboxer.KindOf(err) == sandboxer.Unauthenticated { // the service gives another token now
+			x.forget(ctx, ref)
 			return sandboxer.E(sandboxer.Unavailable, err, "the daemon of the sandbox refuses the token that the service gave: %s", sandboxer.Message(err)).WithHint("try again")
 		}
 		return err
 	}
-	return agent.Call{Agent: w.agent, Ctx: ctx, Done: done, Why: why, Dir: w.dir, User: w.user}, nil
-}
-
-var errSilent = errors.New("no answer to a question of health")
-
-// attended returns a context that ends when the daemon does not answer any more: a call may move no data for long, and the service
-// is far away. stop ends it.
-func attended(ctx context.Context, c *agent.Client) (_ context.Context, stop func()) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	go func() {
-		for silent := 0; silent < 3; {
-			select {
-			case <-ctx.Done():
-				return
-			case <-time.After(15 * time.Second):
-			}
-			short, end := context.WithTimeout(ctx, 10*time.Second)
-			if silent++; c.Health(short) == nil {
-				silent = 0
-			}
-			end()
-		}
-		cancel(sandboxer.E(sandboxer.Unavailable, errSilent, "the daemon of the sandbox does not answer").WithHint("try again later"))
-	}()
-	return ctx, func() { cancel(nil) }
+	return agent.Call{Agent: w.agent, Ctx: within, Done: done, Why: why, Dir: w.dir, User: w.user}, nil
 }
 
 // WriteFile implements sandboxer.Filer. The vendor's daemon does not know our header for the permissions.

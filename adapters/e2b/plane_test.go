@@ -40,6 +40,7 @@ type plane struct {
 	skew  time.Duration    // of its clock
 	most  time.Duration    // a timeout is cut to this
 	key   string
+	other string           // key to another account
 	fault http.HandlerFunc // answers instead of the service
 	lost  int              // answers of this many creates are lost
 	quiet chan struct{}    // not nil: nothing is answered until it is closed
@@ -48,6 +49,7 @@ type plane struct {
 type box struct {
 	order
 	id, token string
+	key       string // to its account
 	h         sandboxer.Handle
 	paused    bool
 	born      time.Time
@@ -145,7 +147,7 @@ func (p *plane) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if r.Header.Get("X-API-Key") != p.key {
+	if key := r.Header.Get("X-API-Key"); key == "" || key != p.key && key != p.other {
 		refuse(w, http.StatusUnauthorized, "invalid API key")
 		return
 	}
@@ -174,7 +176,7 @@ func (p *plane) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		p.drop(w, parts[1])
 	case parts[0] == "sandboxes" && len(parts) > 1 && (!v2 || route == "POST sandboxes connect"):
 		b := p.live(parts[1])
-		if b == nil {
+		if b == nil || b.key != r.Header.Get("X-API-Key") {
 			refuse(w, http.StatusNotFound, "Sandbox %q doesn't exist or you don't have access to it", parts[1])
 			return
 		}
@@ -226,7 +228,7 @@ func (p *plane) create(w http.ResponseWriter, r *http.Request, v2 bool) {
 		refuse(w, http.StatusBadRequest, "Timeout cannot be greater than 24 hours")
 		return
 	}
-	b := &box{order: o, id: "i" + sandboxer.NewID() + sandboxer.NewID(), token: sandboxer.NewID(), born: time.Now()}
+	b := &box{order: o, key: r.Header.Get("X-API-Key"), id: "i" + sandboxer.NewID() + sandboxer.NewID(), token: sandboxer.NewID(), born: time.Now()}
 	b.live, b.cut = context.WithCancel(context.Background())
 	spec := sandboxer.Spec{ID: b.id, Generation: 1, Owner: "service", Env: o.EnvVars}
 	var err error
@@ -361,7 +363,7 @@ func (p *plane) list(w http.ResponseWriter, r *http.Request) {
 	var found []*box
 	for _, id := range slices.Collect(maps.Keys(p.boxes)) {
 		b := p.live(id)
-		if b == nil || time.Since(b.born) < p.lag || b.paused && !strings.Contains(q.Get("state"), "paused") {
+		if b == nil || b.key != r.Header.Get("X-API-Key") || time.Since(b.born) < p.lag || b.paused && !strings.Contains(q.Get("state"), "paused") {
 			continue
 		}
 		matches := true

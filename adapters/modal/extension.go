@@ -3,13 +3,8 @@ package modal
 import (
 	"cmp"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
-	"fmt"
 	"iter"
-	"maps"
 	"slices"
-	"sync"
 	"time"
 
 	modal "github.com/modal-labs/modal-client/go"
@@ -30,12 +25,9 @@ type extension struct {
 	hosted.Sandboxes
 	agent.Capabilities
 	cfg      Config
-	client   *modal.Client
-	agents   agent.Clients
+	accounts accounts
+	agents   agent.Clients // by account and Modal's name of the sandbox
 	programs program.Finder
-
-	mu  sync.Mutex
-	app *modal.App // ours, once it is known
 }
 
 // The compiler checks what the adapter claims.
@@ -56,32 +48,33 @@ var _ interface {
 // Close implements io.Closer.
 func (x *extension) Close() error {
 	err := x.agents.Close()
-	x.client.Close()
+	x.accounts.close()
 	return err
 }
 
-// appOf returns our app, which it makes if create is set. Kind: NotFound if there is none.
+// appOf returns our app in ctx's account, which it makes if create is set. Kind: NotFound if there is none.
 func (x *extension) appOf(ctx context.Context, create bool) (*modal.App, error) {
-	x.mu.Lock()
-	app := x.app
-	x.mu.Unlock()
+	a := in(ctx)
+	a.mu.Lock()
+	app := a.app
+	a.mu.Unlock()
 	if app != nil {
 		return app, nil
 	}
 	bounded, cancel := context.WithTimeout(ctx, answerTime)
 	defer cancel()
-	app, err := x.client.Apps.FromName(bounded, x.cfg.App, &modal.AppFromNameParams{CreateIfMissing: create})
+	app, err := a.client.Apps.FromName(bounded, x.cfg.App, &modal.AppFromNameParams{CreateIfMissing: create})
 	if err != nil {
 		return nil, failure(ctx, err)
 	}
-	x.setApp(app)
+	a.setApp(app)
 	return app, nil
 }
 
-func (x *extension) setApp(app *modal.App) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	x.app = app
+func (a *account) setApp(app *modal.App) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.app = app
 }
 
 const (
@@ -89,7 +82,7 @@ const (
 	watchEvery = 10 * time.Second // Modal is asked whether it answers, while a call of any length is under way
 )
 
-// attend returns ctx that also ends if Modal does not answer any more. done returns the error of the call for its caller.
+// attend returns ctx, from enter, that also ends if Modal does not answer any more. done returns the error of the call for its caller.
 func (x *extension) attend(ctx context.Context) (within context.Context, done func(error) error) {
 	within, end := context.WithCancelCause(ctx)
 	silent := sandboxer.E(sandboxer.Unavailable, nil, "Modal does not answer any more").WithHint("check that the server reaches Modal, and try again later")
@@ -101,7 +94,7 @@ func (x *extension) attend(ctx context.Context) (within context.Context, done fu
 			case <-time.After(watchEvery):
 			}
 			c, cancel := context.WithTimeout(within, watchEvery)
-			if _, err := x.client.Apps.FromName(c, x.cfg.App, nil); err == nil || c.Err() == nil { // an answer, whatever it is
+			if _, err := in(ctx).client.Apps.FromName(c, x.cfg.App, nil); err == nil || c.Err() == nil { // an answer, whatever it is
 				missed = -1
 			}
 			cancel()
@@ -117,13 +110,19 @@ func (x *extension) attend(ctx context.Context) (within context.Context, done fu
 	}
 }
 
+// sandbox returns a sandbox in ctx's account, where it need not exist.
 func (x *extension) sandbox(ctx context.Context, ref string) *modal.Sandbox {
-	sb, _ := x.client.Sandboxes.FromID(ctx, ref, nil) // it asks nobody
+	sb, _ := in(ctx).client.Sandboxes.FromID(ctx, ref, nil) // it asks nobody
 	return sb
 }
 
 // get returns a sandbox that has not ended. What has ended costs nothing, and cannot come back.
 func (x *extension) get(ctx context.Context, ref string) (hosted.Object, error) {
+	ctx, done, err := x.enter(ctx)
+	if err != nil {
+		return hosted.Object{}, err
+	}
+	defer done()
 	bounded, cancel := context.WithTimeout(ctx, answerTime)
 	defer cancel()
 	sb := x.sandbox(bounded, ref)
@@ -143,16 +142,27 @@ func (x *extension) get(ctx context.Context, ref string) (hosted.Object, error) 
 
 // remove ends a sandbox, and returns when it has ended.
 func (x *extension) remove(ctx context.Context, ref string) error {
+	x.agents.Drop(hosted.InAccount(ctx, ref))
+	ctx, done, err := x.enter(ctx)
+	if err != nil {
+		return err
+	}
+	defer done()
 	bounded, cancel := context.WithTimeout(ctx, answerTime)
 	defer cancel()
-	x.agents.Drop(ref)
-	_, err := x.sandbox(bounded, ref).Terminate(bounded, &modal.SandboxTerminateParams{Wait: true})
+	_, err = x.sandbox(bounded, ref).Terminate(bounded, &modal.SandboxTerminateParams{Wait: true})
 	return failure(ctx, err)
 }
 
 // list yields the running sandboxes of our app with these tags.
 func (x *extension) list(ctx context.Context, tags map[string]string) iter.Seq2[hosted.Object, error] {
 	return func(yield func(hosted.Object, error) bool) {
+		ctx, leave, err := x.enter(ctx)
+		if err != nil {
+			yield(hosted.Object{}, err)
+			return
+		}
+		defer leave()
 		within, done := x.attend(ctx)
 		defer func() { _ = done(nil) }()
 		app, err := x.appOf(within, false)
@@ -161,7 +171,7 @@ func (x *extension) list(ctx context.Context, tags map[string]string) iter.Seq2[
 		}
 		var all iter.Seq2[*modal.Sandbox, error]
 		if err == nil {
-			all, err = x.client.Sandboxes.ExperimentalList(within, &modal.SandboxExperimentalListParams{AppID: app.AppID, Tags: tags})
+			all, err = in(ctx).client.Sandboxes.ExperimentalList(within, &modal.SandboxExperimentalListParams{AppID: app.AppID, Tags: tags})
 		}
 		if err != nil {
 			yield(hosted.Object{}, done(err))
@@ -190,7 +200,7 @@ func (x *extension) listFailure(ctx context.Context, err error) error {
 	if err == nil || codeOf(err) != codes.NotFound {
 		return failure(ctx, err)
 	}
-	x.setApp(nil)
+	in(ctx).setApp(nil)
 	return sandboxer.E(sandboxer.Unavailable, err, "Modal does not find the app %s any more", x.cfg.App).WithHint("try again later")
 }
 
@@ -222,7 +232,7 @@ func (x *extension) Check(_ context.Context, spec sandboxer.Spec) error {
 	if err := cmp.Or(inside.Check(spec), inside.CheckRepo(spec), hosted.CheckLife(spec, longest)); err != nil {
 		return err
 	}
-	asked := map[string]bool{
+	return hosted.Refuse(x.Env.Extension, map[string]bool{
 		"mounts: a path of the server's machine means nothing there": len(spec.Mounts) > 0,
 		"a host":                         spec.Host != "",
 		"a place in a pool":              spec.Warm,
@@ -232,13 +242,7 @@ func (x *extension) Check(_ context.Context, spec sandboxer.Spec) error {
 		"less memory than 128 MiB":       spec.Limits.MemoryBytes > 0 && spec.Limits.MemoryBytes < 128<<20,
 		"a destination with a port":      slices.ContainsFunc(spec.Network.Allow, func(s string) bool { d, err := sandboxer.ParseDestination(s); return err == nil && d.Port != 0 }),
 		"an empty argument as a command": len(spec.Command) > 0 && spec.Command[0] == "",
-	}
-	for _, what := range slices.Sorted(maps.Keys(asked)) {
-		if asked[what] {
-			return sandboxer.E(sandboxer.Unsupported, nil, "%s cannot have %s", x.Env.Extension, what).WithHint("leave that out, or use another profile")
-		}
-	}
-	return nil
+	})
 }
 
 // network translates a policy. A sandbox without one reaches nothing.
@@ -277,30 +281,35 @@ func (x *extension) provision(ctx context.Context, spec sandboxer.Spec, image st
 	if err := cmp.Or(ctx.Err(), x.Check(ctx, spec)); err != nil {
 		return h, err
 	}
+	ctx, leave, err := x.enter(hosted.For(ctx, spec.Credential))
+	if err != nil {
+		return h, hosted.OfRequest(spec, err)
+	}
+	defer leave()
 	ctx, done := x.attend(ctx)
 	defer func() { err = done(err) }()
 	app, err := x.appOf(ctx, true)
 	if err != nil {
-		return h, sandboxer.Untouched(err)
+		return h, hosted.OfRequest(spec, sandboxer.Untouched(err))
 	}
 	limits := x.limits(spec)
 	p := &modal.SandboxCreateParams{
 		CPU: float64(limits.MilliCPU) / 2000, CPULimit: float64(limits.MilliCPU) / 2000, // Modal counts cores, each of two threads
 		MemoryMiB: int(limits.MemoryBytes >> 20), MemoryLimitMiB: int(limits.MemoryBytes >> 20),
-		Runtime: modal.SandboxRuntimeGVisor, Env: spec.Env, Name: x.nameOf(spec),
+		Runtime: modal.SandboxRuntimeGVisor, Env: spec.Env, Name: x.Name(sandboxer.Handle{SandboxID: spec.ID, Generation: spec.Generation}),
 	}
 	if err := network(spec.Network, p); err != nil {
 		return h, err
 	}
-	img := x.client.Images.FromRegistry(cmp.Or(spec.Image, x.cfg.Image), nil)
+	img := in(ctx).client.Images.FromRegistry(cmp.Or(spec.Image, x.cfg.Image), nil)
 	if image != "" {
-		img, err = x.client.Images.FromID(ctx, image, nil)
+		img, err = in(ctx).client.Images.FromID(ctx, image, nil)
 	}
 	if err == nil {
 		img, err = img.Build(ctx, app, nil)
 	}
 	if err != nil {
-		return h, x.imageFailure(ctx, spec, err)
+		return h, hosted.OfRequest(spec, x.imageFailure(ctx, spec, err))
 	}
 	h, err = x.Make(ctx, spec, func(ctx context.Context, tags map[string]string) (hosted.Object, error) {
 		p.Tags = tags
@@ -308,7 +317,7 @@ func (x *extension) provision(ctx context.Context, spec sandboxer.Spec, image st
 		p.Timeout = min(p.Timeout, longest)
 		bounded, cancel := context.WithTimeout(ctx, answerTime) // there is time left to look for what it made
 		defer cancel()
-		sb, err := x.client.Sandboxes.ExperimentalCreate(bounded, app, img, p)
+		sb, err := in(ctx).client.Sandboxes.ExperimentalCreate(bounded, app, img, p)
 		if err != nil {
 			return hosted.Object{}, x.createFailure(ctx, err)
 		}
@@ -320,19 +329,13 @@ func (x *extension) provision(ctx context.Context, spec sandboxer.Spec, image st
 	return h, x.fill(ctx, spec, h.Ref, image != "")
 }
 
-// nameOf is the name of a sandbox at Modal, which runs one of a name: a second create fails.
-func (x *extension) nameOf(spec sandboxer.Spec) string {
-	sum := sha256.Sum256(fmt.Appendf(nil, "%s/%s/%s/%d", spec.Owner, x.Env.Extension, spec.ID, spec.Generation))
-	return "sandboxer-" + hex.EncodeToString(sum[:16])
-}
-
 // imageFailure is the error for an image that cannot be had. There is no sandbox yet.
 func (x *extension) imageFailure(ctx context.Context, spec sandboxer.Spec, err error) error {
 	if is[modal.RemoteError](err) && ctx.Err() == nil {
 		err = sandboxer.E(sandboxer.Failed, err, "Modal cannot use the image %s: %s", cmp.Or(spec.Image, x.cfg.Image), capture.Text(err.Error(), maxText)).
 			WithHint("check the image's name, and that Modal can pull it")
 	} else {
-		x.setApp(nil) // which may be why
+		in(ctx).setApp(nil) // which may be why
 		err = failure(ctx, err)
 	}
 	return sandboxer.Untouched(err)
@@ -344,7 +347,7 @@ func (x *extension) createFailure(ctx context.Context, err error) error {
 	case codes.AlreadyExists:
 		return sandboxer.E(sandboxer.Unavailable, err, "the sandbox exists already, and is looked for").WithHint("try again in %s", x.cfg.Settle)
 	case codes.NotFound: // the app, or the image
-		x.setApp(nil)
+		in(ctx).setApp(nil)
 		return sandboxer.Untouched(sandboxer.E(sandboxer.Unavailable, err, "Modal does not find the app or the image any more").WithHint("try again"))
 	}
 	return failure(ctx, err)

@@ -41,14 +41,15 @@ type fake struct {
 
 	mu      sync.Mutex
 	n       int
-	apps    map[string]string
-	images  map[string]string // directory by ID
+	keys    map[string]string // accounts: secrets by ID of the token
+	apps    map[[2]string]string
+	images  map[string]image
 	boxes   map[string]*sandbox
 	execs   map[string]*running
-	auth    map[string]time.Time // tokens, and when they end
-	answers map[string]any       // of creates, by idempotency key
-	tries   map[string]int       // attempts, by idempotency key
-	calls   map[string]int       // by method
+	auth    map[string]login // by token
+	answers map[string]any   // of creates, by idempotency key
+	tries   map[string]int   // attempts, by idempotency key
+	calls   map[string]int   // by method
 	faults
 }
 
@@ -59,14 +60,23 @@ type faults struct {
 	lose    map[string]bool  // by method: it is done, and the answer is lost
 	lag     time.Duration    // of the listing behind creates and ends
 	skew    time.Duration    // of the clock
-	revoked bool             // the key
+	revoked bool             // every key
 	silent  chan struct{}    // no answer until it is closed
 	drop    int              // a stream breaks after so many bytes
 	life    time.Duration    // of tokens
 }
 
+// A login is what a token of the fake is for, and until when.
+type login struct {
+	end     time.Time
+	account string
+}
+
+type image struct{ dir, account string }
+
 type sandbox struct {
 	*box
+	account             string
 	id, task, app, name string
 	tags                map[string]string
 	made, ended         time.Time
@@ -85,8 +95,8 @@ type running struct {
 
 func newFake(t testing.TB) *fake {
 	t.Helper()
-	f := &fake{t: t, dir: t.TempDir(), apps: map[string]string{}, images: map[string]string{}, boxes: map[string]*sandbox{}, execs: map[string]*running{},
-		auth: map[string]time.Time{}, answers: map[string]any{}, tries: map[string]int{}, calls: map[string]int{}, faults: faults{life: time.Hour}}
+	f := &fake{t: t, dir: t.TempDir(), keys: map[string]string{tokenID: tokenSecret}, apps: map[[2]string]string{}, images: map[string]image{},
+		boxes: map[string]*sandbox{}, execs: map[string]*running{}, auth: map[string]login{}, answers: map[string]any{}, tries: map[string]int{}, calls: map[string]int{}, faults: faults{life: time.Hour}}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -155,14 +165,15 @@ func (f *fake) admit(ctx context.Context, full string, unary bool) error {
 	denied := status.Error(codes.Unauthenticated, "the token is not valid")
 	if strings.Contains(full, "TaskCommandRouter") {
 		token, _ := strings.CutPrefix(value(ctx, "authorization"), "Bearer ")
-		if end, ok := f.auth[token]; !ok || f.now().After(end) || f.revoked {
+		if l, ok := f.auth[token]; !ok || f.now().After(l.end) || f.revoked || f.keys[l.account] == "" {
 			return denied
 		}
 	} else {
-		if value(ctx, "x-modal-token-id") != tokenID || value(ctx, "x-modal-token-secret") != tokenSecret || f.revoked {
+		id, secret := value(ctx, "x-modal-token-id"), value(ctx, "x-modal-token-secret")
+		if secret == "" || f.keys[id] != secret || f.revoked {
 			return denied
 		}
-		if end, ok := f.auth[value(ctx, "x-modal-auth-token")]; method != "AuthTokenGet" && unary && (!ok || f.now().After(end)) {
+		if l, ok := f.auth[value(ctx, "x-modal-auth-token")]; method != "AuthTokenGet" && unary && (!ok || f.now().After(l.end) || l.account != id) {
 			return denied
 		}
 		if key := value(ctx, "x-idempotency-key"); unary {
@@ -213,31 +224,40 @@ func (f *fake) stream(srv any, s grpc.ServerStream, info *grpc.StreamServerInfo,
 	return do(srv, s)
 }
 
-func (f *fake) token() string {
+// account is whose request it is. f.mu is held.
+func (f *fake) account(ctx context.Context) string {
+	if token, router := strings.CutPrefix(value(ctx, "authorization"), "Bearer "); router {
+		return f.auth[token].account
+	}
+	return value(ctx, "x-modal-token-id")
+}
+
+func (f *fake) token(ctx context.Context) string {
 	f.n++
 	end := f.now().Add(f.life)
 	t := jwt(end, f.n)
-	f.auth[t] = end
+	f.auth[t] = login{end, f.account(ctx)}
 	return t
 }
 
 // AuthTokenGet and the methods below are the RPCs of the control plane.
-func (f *fake) AuthTokenGet(context.Context, *pb.AuthTokenGetRequest) (*pb.AuthTokenGetResponse, error) {
+func (f *fake) AuthTokenGet(ctx context.Context, _ *pb.AuthTokenGetRequest) (*pb.AuthTokenGetResponse, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return pb.AuthTokenGetResponse_builder{Token: f.token()}.Build(), nil
+	return pb.AuthTokenGetResponse_builder{Token: f.token(ctx)}.Build(), nil
 }
 
-func (f *fake) AppGetOrCreate(_ context.Context, r *pb.AppGetOrCreateRequest) (*pb.AppGetOrCreateResponse, error) {
+func (f *fake) AppGetOrCreate(ctx context.Context, r *pb.AppGetOrCreateRequest) (*pb.AppGetOrCreateResponse, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.apps[r.GetAppName()] == "" {
+	name := [2]string{f.account(ctx), r.GetAppName()}
+	if f.apps[name] == "" {
 		if r.GetObjectCreationType() != pb.ObjectCreationType_OBJECT_CREATION_TYPE_CREATE_IF_MISSING {
 			return nil, status.Error(codes.NotFound, "no such app")
 		}
-		f.apps[r.GetAppName()] = f.next("ap")
+		f.apps[name] = f.next("ap")
 	}
-	return pb.AppGetOrCreateResponse_builder{AppId: f.apps[r.GetAppName()]}.Build(), nil
+	return pb.AppGetOrCreateResponse_builder{AppId: f.apps[name]}.Build(), nil
 }
 
 func (f *fake) EnvironmentGetOrCreate(context.Context, *pb.EnvironmentGetOrCreateRequest) (*pb.EnvironmentGetOrCreateResponse, error) {
@@ -252,48 +272,60 @@ func (f *fake) ImageGetOrCreate(_ context.Context, r *pb.ImageGetOrCreateRequest
 	if strings.Contains(what, "sandboxer.invalid") {
 		return pb.ImageGetOrCreateResponse_builder{ImageId: f.next("im"), Result: pb.GenericResult_builder{Status: pb.GenericResult_GENERIC_STATUS_FAILURE, Exception: "the image cannot be pulled"}.Build()}.Build(), nil
 	}
-	if f.images["im-base"] == "" {
+	if f.images["im-base"].dir == "" {
 		dir := filepath.Join(f.dir, "im-base")
 		if err := skeleton(dir); err != nil {
 			return nil, status.Error(codes.Internal, err.Error())
 		}
-		f.images["im-base"] = dir
+		f.images["im-base"] = image{dir: dir}
 	}
 	return pb.ImageGetOrCreateResponse_builder{ImageId: "im-base", Result: pb.GenericResult_builder{Status: pb.GenericResult_GENERIC_STATUS_SUCCESS}.Build()}.Build(), nil
 }
 
-func (f *fake) ImageFromId(_ context.Context, r *pb.ImageFromIdRequest) (*pb.ImageFromIdResponse, error) {
+// image is the directory of an image that ctx's account may use: the base is everybody's.
+func (f *fake) image(ctx context.Context, id string) string {
+	if i := f.images[id]; i.account == "" || i.account == f.account(ctx) {
+		return i.dir
+	}
+	return ""
+}
+
+func (f *fake) ImageFromId(ctx context.Context, r *pb.ImageFromIdRequest) (*pb.ImageFromIdResponse, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.images[r.GetImageId()] == "" {
+	if f.image(ctx, r.GetImageId()) == "" {
 		return nil, status.Error(codes.NotFound, "no such image")
 	}
 	return pb.ImageFromIdResponse_builder{ImageId: r.GetImageId()}.Build(), nil
 }
 
-func (f *fake) ImageDelete(_ context.Context, r *pb.ImageDeleteRequest) (*emptypb.Empty, error) {
+func (f *fake) ImageDelete(ctx context.Context, r *pb.ImageDeleteRequest) (*emptypb.Empty, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.images[r.GetImageId()] == "" {
+	if f.image(ctx, r.GetImageId()) == "" {
 		return nil, status.Error(codes.NotFound, "no such image")
 	}
 	delete(f.images, r.GetImageId())
 	return &emptypb.Empty{}, nil
 }
 
-func (f *fake) SandboxCreateV2(_ context.Context, r *pb.SandboxCreateV2Request) (*pb.SandboxCreateV2Response, error) {
+func (f *fake) SandboxCreateV2(ctx context.Context, r *pb.SandboxCreateV2Request) (*pb.SandboxCreateV2Response, error) {
 	d := r.GetDefinition()
 	if d.GetTimeoutSecs() == 0 || d.GetTimeoutSecs() > 24*3600 || d.GetRuntime() != "gvisor" || d.GetResources().GetMilliCpuMax() == 0 || d.GetResources().GetMemoryMbMax() == 0 {
 		f.t.Errorf("a create without a lifetime, a runtime or limits: %v", d)
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	image := f.images[d.GetImageId()]
-	if image == "" || !slices.Contains(slices.Collect(maps.Values(f.apps)), r.GetAppId()) {
+	image, account := f.image(ctx, d.GetImageId()), f.account(ctx)
+	known := false
+	for name, id := range f.apps {
+		known = known || id == r.GetAppId() && name[0] == account
+	}
+	if image == "" || !known {
 		return nil, status.Error(codes.NotFound, "no such app or image")
 	}
 	for _, b := range f.boxes {
-		if b.name == d.GetName() && b.name != "" && b.ended.IsZero() {
+		if b.account == account && b.name == d.GetName() && b.name != "" && b.ended.IsZero() {
 			return nil, status.Error(codes.AlreadyExists, "the name is taken")
 		}
 	}
@@ -301,7 +333,7 @@ func (f *fake) SandboxCreateV2(_ context.Context, r *pb.SandboxCreateV2Request) 
 	for _, s := range r.GetSecretSources() {
 		maps.Copy(env, s.GetEnv().GetContents())
 	}
-	sb := &sandbox{id: f.next("sb"), task: f.next("ta"), app: r.GetAppId(), name: d.GetName(), tags: map[string]string{}, made: time.Now(), req: d}
+	sb := &sandbox{account: account, id: f.next("sb"), task: f.next("ta"), app: r.GetAppId(), name: d.GetName(), tags: map[string]string{}, made: time.Now(), req: d}
 	for _, tag := range r.GetTags() {
 		sb.tags[tag.GetTagName()] = tag.GetTagValue()
 	}
@@ -312,7 +344,7 @@ func (f *fake) SandboxCreateV2(_ context.Context, r *pb.SandboxCreateV2Request) 
 	}
 	sb.timer = time.AfterFunc(time.Duration(d.GetTimeoutSecs())*time.Second, func() { f.kill(sb.id, 124) })
 	f.boxes[sb.id] = sb
-	return pb.SandboxCreateV2Response_builder{SandboxId: sb.id, TaskId: sb.task, CommandRouterAccess: pb.CommandRouterAccess_builder{Jwt: f.token(), Url: f.worker()}.Build()}.Build(), nil
+	return pb.SandboxCreateV2Response_builder{SandboxId: sb.id, TaskId: sb.task, CommandRouterAccess: pb.CommandRouterAccess_builder{Jwt: f.token(ctx), Url: f.worker()}.Build()}.Build(), nil
 }
 
 func (f *fake) worker() string { return strings.Replace(f.url, "http://", "https://", 1) }
@@ -328,10 +360,11 @@ func (f *fake) kill(id string, code int32) {
 	}
 }
 
-// find returns a sandbox by its ID or its task's. f.mu is held.
-func (f *fake) find(id string) (*sandbox, error) {
+// find returns a sandbox of ctx's account by its ID or its task's. f.mu is held.
+func (f *fake) find(ctx context.Context, id string) (*sandbox, error) {
+	account := f.account(ctx)
 	for _, sb := range f.boxes {
-		if sb.id == id || sb.task == id {
+		if sb.account == account && (sb.id == id || sb.task == id) {
 			return sb, nil
 		}
 	}
@@ -348,17 +381,17 @@ func (sb *sandbox) result() *pb.GenericResult {
 func (f *fake) SandboxWaitV2(ctx context.Context, r *pb.SandboxWaitRequest) (*pb.SandboxWaitResponse, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	sb, err := f.find(r.GetSandboxId())
+	sb, err := f.find(ctx, r.GetSandboxId())
 	if err != nil {
 		return nil, err
 	}
 	return pb.SandboxWaitResponse_builder{Result: sb.result()}.Build(), nil
 }
 
-func (f *fake) SandboxTagsGetV2(_ context.Context, r *pb.SandboxTagsGetRequest) (*pb.SandboxTagsGetResponse, error) {
+func (f *fake) SandboxTagsGetV2(ctx context.Context, r *pb.SandboxTagsGetRequest) (*pb.SandboxTagsGetResponse, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	sb, err := f.find(r.GetSandboxId())
+	sb, err := f.find(ctx, r.GetSandboxId())
 	if err != nil {
 		return nil, err
 	}
@@ -369,15 +402,21 @@ func (f *fake) SandboxTagsGetV2(_ context.Context, r *pb.SandboxTagsGetRequest) 
 	return pb.SandboxTagsGetResponse_builder{Tags: tags}.Build(), nil
 }
 
-func (f *fake) SandboxTerminateV2(_ context.Context, r *pb.SandboxTerminateRequest) (*pb.SandboxTerminateResponse, error) {
+func (f *fake) SandboxTerminateV2(ctx context.Context, r *pb.SandboxTerminateRequest) (*pb.SandboxTerminateResponse, error) {
+	f.mu.Lock()
+	_, err := f.find(ctx, r.GetSandboxId())
+	f.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
 	f.kill(r.GetSandboxId(), 137)
 	return &pb.SandboxTerminateResponse{}, nil
 }
 
-func (f *fake) SandboxGetTaskIdV2(_ context.Context, r *pb.SandboxGetTaskIdRequest) (*pb.SandboxGetTaskIdResponse, error) {
+func (f *fake) SandboxGetTaskIdV2(ctx context.Context, r *pb.SandboxGetTaskIdRequest) (*pb.SandboxGetTaskIdResponse, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	sb, err := f.find(r.GetSandboxId())
+	sb, err := f.find(ctx, r.GetSandboxId())
 	if err != nil {
 		return nil, err
 	}
@@ -387,17 +426,17 @@ func (f *fake) SandboxGetTaskIdV2(_ context.Context, r *pb.SandboxGetTaskIdReque
 	return pb.SandboxGetTaskIdResponse_builder{TaskId: &sb.task}.Build(), nil
 }
 
-func (f *fake) SandboxGetCommandRouterAccess(_ context.Context, r *pb.SandboxGetCommandRouterAccessRequest) (*pb.SandboxGetCommandRouterAccessResponse, error) {
+func (f *fake) SandboxGetCommandRouterAccess(ctx context.Context, r *pb.SandboxGetCommandRouterAccessRequest) (*pb.SandboxGetCommandRouterAccessResponse, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if _, err := f.find(r.GetSandboxId()); err != nil {
+	if _, err := f.find(ctx, r.GetSandboxId()); err != nil {
 		return nil, err
 	}
-	return pb.SandboxGetCommandRouterAccessResponse_builder{Jwt: f.token(), Url: f.worker()}.Build(), nil
+	return pb.SandboxGetCommandRouterAccessResponse_builder{Jwt: f.token(ctx), Url: f.worker()}.Build(), nil
 }
 
 // SandboxListV2 lists two sandboxes a page, the newest first.
-func (f *fake) SandboxListV2(_ context.Context, r *pb.SandboxListRequest) (*pb.SandboxListResponse, error) {
+func (f *fake) SandboxListV2(ctx context.Context, r *pb.SandboxListRequest) (*pb.SandboxListResponse, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	var found []*pb.SandboxInfo

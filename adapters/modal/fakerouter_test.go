@@ -21,11 +21,11 @@ type router struct {
 	f *fake
 }
 
-func (r *router) TaskExecStart(_ context.Context, q *pb.TaskExecStartRequest) (*pb.TaskExecStartResponse, error) {
+func (r *router) TaskExecStart(ctx context.Context, q *pb.TaskExecStartRequest) (*pb.TaskExecStartResponse, error) {
 	f := r.f
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	sb, err := f.find(q.GetTaskId())
+	sb, err := f.find(ctx, q.GetTaskId())
 	if err == nil && !sb.ended.IsZero() {
 		err = status.Error(codes.NotFound, "the sandbox has ended")
 	}
@@ -131,14 +131,14 @@ func (r *router) TaskExecWait(ctx context.Context, q *pb.TaskExecWaitRequest) (*
 	}
 }
 
-func (r *router) TaskSnapshotFilesystem(_ context.Context, q *pb.TaskSnapshotFilesystemRequest) (*pb.TaskSnapshotFilesystemResponse, error) {
+func (r *router) TaskSnapshotFilesystem(ctx context.Context, q *pb.TaskSnapshotFilesystemRequest) (*pb.TaskSnapshotFilesystemResponse, error) {
 	f := r.f
 	if q.GetTtlSeconds() != 30*24*3600 {
 		f.t.Errorf("a snapshot for %d seconds", q.GetTtlSeconds())
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	sb, err := f.find(q.GetTaskId())
+	sb, err := f.find(ctx, q.GetTaskId())
 	if err == nil && !sb.ended.IsZero() {
 		err = status.Error(codes.NotFound, "the sandbox has ended")
 	}
@@ -146,8 +146,8 @@ func (r *router) TaskSnapshotFilesystem(_ context.Context, q *pb.TaskSnapshotFil
 		return nil, err
 	}
 	id := f.next("im")
-	f.images[id] = filepath.Join(f.dir, id)
-	if out, err := exec.Command("cp", "-a", "--one-file-system", sb.root, f.images[id]).CombinedOutput(); err != nil {
+	f.images[id] = image{filepath.Join(f.dir, id), sb.account}
+	if out, err := exec.Command("cp", "-a", "--one-file-system", sb.root, f.images[id].dir).CombinedOutput(); err != nil {
 		return nil, status.Error(codes.Internal, string(out))
 	}
 	return pb.TaskSnapshotFilesystemResponse_builder{ImageId: id}.Build(), nil

@@ -18,6 +18,7 @@ import (
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/compattest"
 	"github.com/sand-boxer/sandboxer/internal/fieldtest"
+	"github.com/sand-boxer/sandboxer/internal/hosted"
 )
 
 func order(id string) sandboxer.Spec {
@@ -231,10 +232,10 @@ func TestTokensAndClocks(t *testing.T) {
 		}
 		f.mu.Lock()
 		for token := range f.auth { // as if time passed
-			f.auth[token] = time.Time{}
+			f.auth[token] = login{account: tokenID}
 		}
 		f.mu.Unlock()
-		x.agents.Drop(h.Ref)
+		x.agents.Drop(hosted.InAccount(ctx, h.Ref))
 		if found, err := x.Discover(ctx, "box"); skew < 0 && (err != nil || !found.Fuse.Equal(spec.Fuse)) {
 			t.Errorf("clock %s ahead: Discover = %+v, %v; want the fuse %s", skew, found, err, spec.Fuse)
 		}
@@ -308,7 +309,7 @@ func TestIncomplete(t *testing.T) {
 	if _, err := says(t, x, h, "rm -rf /.sandboxer/old.g1"); err != nil {
 		t.Fatal(err)
 	}
-	x.agents.Drop(h.Ref)
+	x.agents.Drop(hosted.InAccount(ctx, h.Ref))
 	_, err := x.WaitReady(ctx, h)
 	wantKind(t, "WaitReady", err, sandboxer.Failed)
 	if _, err := x.Provision(ctx, order("old")); err != nil { // which completes it
@@ -318,7 +319,7 @@ func TestIncomplete(t *testing.T) {
 		t.Error(err)
 	}
 	f.mu.Lock()
-	f.apps = map[string]string{}
+	f.apps = map[[2]string]string{}
 	f.mu.Unlock()
 	_, err = x.Provision(ctx, order("new"))
 	wantKind(t, "Provision without the app", err, sandboxer.Unavailable)
@@ -335,7 +336,7 @@ func TestSnapshotExpires(t *testing.T) {
 	if left := time.Until(s.ExpiresAt); err != nil || left < keep-time.Hour || left > keep {
 		t.Fatalf("Snapshot = %+v, %v", s, err)
 	}
-	if err := x.DropSnapshot(ctx, sandboxer.Snapshot{SnapshotID: "snap-1"}); err != nil || f.images[s.Meta[metaImage]] != "" {
+	if err := x.DropSnapshot(ctx, sandboxer.Snapshot{SnapshotID: "snap-1"}); err != nil || f.images[s.Meta[metaImage]].dir != "" {
 		t.Errorf("DropSnapshot: %v; Modal has %v", err, f.images)
 	}
 	_, err = x.RestoreFromSnapshot(ctx, order("copy"), s)
@@ -365,7 +366,7 @@ func TestFilled(t *testing.T) {
 }
 
 func TestConfig(t *testing.T) {
-	for key, want := range map[sandboxer.Secret]bool{fakeKey: true, "ak-1": false, "as-1:ak-1": false, ":": false, "ak-1:as-1\n": true} {
+	for key, want := range map[sandboxer.Secret]bool{fakeKey: true, "ak-1": false, "as-1:ak-1": false, ":": false, "ak-1:as-1\n": true, "ak-1 : as-1": false, "ak-1\nas-1": false, "ak-:as-": false} {
 		if err := (&Config{Key: key}).Validate(); (err == nil) != want || err != nil && strings.Contains(err.Error(), string(key)) && len(key) > 1 {
 			t.Errorf("%q: %v", key, err)
 		}
@@ -376,7 +377,7 @@ func TestConfig(t *testing.T) {
 		}
 	}
 	_, err := openWith(t, "test", t.TempDir(), map[string]any{})
-	if sandboxer.KindOf(err) != sandboxer.NotFound || !strings.Contains(err.Error(), "needs a key") || sandboxer.HintOf(err) == "" {
+	if sandboxer.KindOf(err) != sandboxer.NotFound || !strings.HasPrefix(sandboxer.Message(err), "needs a key: ") || !strings.HasSuffix(sandboxer.HintOf(err), ": sandboxer secret set --operator modal") {
 		t.Errorf("without a key: %v (%s)", err, sandboxer.HintOf(err))
 	}
 	t.Setenv("MODAL_SERVER_URL", "https://elsewhere.example")
@@ -435,6 +436,6 @@ func TestSpecFields(t *testing.T) {
 		"Profile": "the broker's business", "Consumer": "the broker's business", "Tenant": "the broker's business", "Labels": "the broker's business",
 		"Image": "pulled by Modal", "Command": "the agent's child", "Env": "the sandbox's", "Limits.MilliCPU": "the sandbox's",
 		"Network": "the sandbox's", "Ports": "reached by way of the agent", "User": "the agent's default",
-		"Credential": "set for a Credentialed extension alone", "Vouched": "asked by internal/backend", "Place": "it is no Placer",
+		"Credential": "names the key of each call", "Vouched": "asked by internal/backend", "Place": "it is no Placer",
 	})
 }

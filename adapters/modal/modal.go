@@ -11,6 +11,7 @@ import (
 	"errors"
 	"log/slog"
 	"os"
+	"regexp"
 	"strings"
 	"time"
 
@@ -26,15 +27,16 @@ import (
 
 // Config is the extension's `config:` block.
 type Config struct {
-	Key         sandboxer.Secret `yaml:"key" json:"key,omitempty" help:"The account's token, as ID:SECRET: ak-…:as-…."`
-	App         string           `yaml:"app" json:"app,omitempty" format:"line" help:"App of the account to which the sandboxes belong; it is made if it is missing."`
-	Environment string           `yaml:"environment" json:"environment,omitempty" format:"line" help:"Environment of the account; empty means the account's default."`
-	URL         string           `yaml:"url" json:"url,omitempty" help:"Another server that speaks Modal's protocol, as https://host, or http:// with a loopback address; empty means Modal's."`
-	Image       string           `yaml:"image" json:"image,omitempty" format:"line" help:"Image of sandboxes for which neither profile nor caller names one, of a registry that Modal reaches. It needs a shell, cat, chmod, mkdir and mv."`
-	MilliCPU    int64            `yaml:"milli_cpu" json:"milli_cpu,omitempty" min:"125" max:"64000" help:"Limit of sandboxes that ask for none, in thousandths of a virtual processor."`
-	Memory      int64            `yaml:"memory" json:"memory,omitempty" unit:"bytes" min:"128MiB" max:"336GiB" help:"Memory limit of sandboxes that ask for none."`
-	Settle      time.Duration    `yaml:"settle" json:"settle,omitempty" min:"0s" max:"5m" help:"How long after a create without an answer the listing may not show the sandbox yet."`
-	Agent       string           `yaml:"agent" json:"agent,omitempty" help:"Path of sandboxer-agent for linux/amd64; empty means next to the running program."`
+	Key         sandboxer.Secret     `yaml:"key" json:"key,omitempty" help:"The account's token, as ID:SECRET: ak-…:as-…."`
+	Credential  sandboxer.Credential `yaml:"credential" json:"credential,omitzero" help:"The secret that is the token in its place, in the same form."`
+	App         string               `yaml:"app" json:"app,omitempty" format:"line" help:"App of the account to which the sandboxes belong; it is made if it is missing."`
+	Environment string               `yaml:"environment" json:"environment,omitempty" format:"line" help:"Environment of the account; empty means the account's default."`
+	URL         string               `yaml:"url" json:"url,omitempty" help:"Another server that speaks Modal's protocol, as https://host, or http:// with a loopback address; empty means Modal's."`
+	Image       string               `yaml:"image" json:"image,omitempty" format:"line" help:"Image of sandboxes for which neither profile nor caller names one, of a registry that Modal reaches. It needs a shell, cat, chmod, mkdir and mv."`
+	MilliCPU    int64                `yaml:"milli_cpu" json:"milli_cpu,omitempty" min:"125" max:"64000" help:"Limit of sandboxes that ask for none, in thousandths of a virtual processor."`
+	Memory      int64                `yaml:"memory" json:"memory,omitempty" unit:"bytes" min:"128MiB" max:"336GiB" help:"Memory limit of sandboxes that ask for none."`
+	Settle      time.Duration        `yaml:"settle" json:"settle,omitempty" min:"0s" max:"5m" help:"How long after a create without an answer the listing may not show the sandbox yet."`
+	Agent       string               `yaml:"agent" json:"agent,omitempty" help:"Path of sandboxer-agent for linux/amd64; empty means next to the running program."`
 }
 
 // server is where Modal's control plane is.
@@ -45,20 +47,22 @@ func (c *Config) Validate() error {
 	if err := hosted.CheckURL(c.URL); c.URL != "" && err != nil {
 		return sandboxer.E(sandboxer.Invalid, nil, "url: %s", sandboxer.Message(err))
 	}
-	if _, _, err := c.token(); c.Key != "" && err != nil {
-		return err
+	if _, _, err := token(c.Key); c.Key != "" && err != nil {
+		return sandboxer.E(sandboxer.Invalid, nil, "key: %s", sandboxer.Message(err))
 	}
 	return nil
 }
 
-// token is the place where the key becomes what a request carries. Both parts are of no use without each other, so that one
-// secret holds them.
-func (c *Config) token() (id, secret string, err error) {
-	id, secret, ok := strings.Cut(string(c.Key), ":")
-	if !ok || !strings.HasPrefix(id, "ak-") || !strings.HasPrefix(secret, "as-") {
-		return "", "", sandboxer.E(sandboxer.Invalid, nil, "key: want the token's ID and its secret, with a colon between them: ak-…:as-…")
+// tokens are the keys: both parts of a token are of no use without each other, so that one secret holds them.
+var tokens = regexp.MustCompile(`^\s*(ak-[!-9;-~]+):(as-[!-~]+)\s*$`)
+
+// token is the place where a key becomes what a request carries. Kind: Invalid for a key that is none.
+func token(key sandboxer.Secret) (id, secret string, err error) {
+	parts := tokens.FindStringSubmatch(key.Reveal())
+	if parts == nil {
+		return "", "", sandboxer.E(sandboxer.Invalid, nil, "want the token's ID and its secret, with a colon between them: ak-…:as-…")
 	}
-	return id, secret, nil
+	return parts[1], parts[2], nil
 }
 
 const inputRepo = "repo"
@@ -66,7 +70,7 @@ const inputRepo = "repo"
 // Adapter is what package adapters lists.
 var Adapter = sandboxer.Typed(sandboxer.Adapter{
 	Kind:      "modal",
-	Title:     "Sandboxes of Modal, with the account's own key",
+	Title:     "Sandboxes of Modal",
 	Help:      "Makes sandboxes in gVisor at Modal, a hosted service. It needs a key of an account there, which pays for them.",
 	Handlers:  []string{"sandboxer.extensions.modal"},
 	Isolation: []sandboxer.Isolation{sandboxer.IsolationProcess, sandboxer.IsolationContainer, sandboxer.IsolationGVisor},
@@ -78,40 +82,56 @@ var Adapter = sandboxer.Typed(sandboxer.Adapter{
 	Inputs: []sandboxer.Input{{Name: inputRepo, Help: "absolute path of a directory on the server's machine, which is copied into the workspace", Restricted: true}},
 }, Config{App: "sandboxer", Image: "debian:stable-slim", MilliCPU: 1000, Memory: 1 << 30, Settle: 10 * time.Second}, open)
 
-func open(_ context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extension, error) {
-	if cfg.Key == "" {
-		return nil, sandboxer.E(sandboxer.NotFound, nil, "%s needs a key: a token of an account at Modal", env.Extension).
-			WithHint("an administrator writes it into the extension's file, as config: key: ${secret:NAME}, ${env:NAME} or ${file:/path}")
+func open(ctx context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extension, error) {
+	if cfg.Key == "" && cfg.Credential == (sandboxer.Credential{}) {
+		return nil, hosted.NeedsKey(env.Extension)
 	}
-	client, err := connect(cfg)
+	keys, err := hosted.OpenKeys(ctx, env, cfg.Key, cfg.Credential)
+	if err == nil {
+		err = checkServer(cfg)
+	}
 	if err != nil {
 		return nil, err
 	}
-	x := &extension{cfg: cfg, client: client, Sandboxes: hosted.Sandboxes{Env: env, Settle: cfg.Settle}}
+	x := &extension{cfg: cfg, Sandboxes: hosted.Sandboxes{Env: env, Keys: keys, Settle: cfg.Settle}}
+	x.accounts.connect = func(key sandboxer.Secret) (*modal.Client, error) { return connect(cfg, key) }
 	x.List, x.Get, x.Delete = x.list, x.get, x.remove
 	x.Capabilities.Open = x.openAgent
+	if ctx, known := keys.Operator(ctx); known { // so that a listing shows a key that is none
+		_, done, err := x.enter(ctx)
+		if err != nil {
+			return nil, err
+		}
+		done()
+	}
 	return x, nil
 }
 
 // throttleWait bounds how long the client follows a server that tells it to wait; without a bound it follows for ever.
 const throttleWait = 20 * time.Second
 
+func (c *Config) server() string { return cmp.Or(strings.TrimSuffix(c.URL, "/"), server) }
+
+// checkServer refuses an environment variable by which the client would send keys elsewhere.
+func checkServer(cfg Config) error {
+	if v := os.Getenv("MODAL_SERVER_URL"); v != "" && v != cfg.server() {
+		return sandboxer.E(sandboxer.Unavailable, nil, "the server's environment variable MODAL_SERVER_URL names another server than the extension's file").
+			WithHint("unset the variable, or write the URL into the extension's file, as config: url")
+	}
+	return nil
+}
+
 // connect returns a client. It reads no file of the account that runs the server, and sends nothing yet.
-func connect(cfg Config) (*modal.Client, error) {
-	id, secret, err := cfg.token()
+func connect(cfg Config, key sandboxer.Secret) (*modal.Client, error) {
+	id, secret, err := token(key)
 	if err != nil {
 		return nil, err
-	}
-	url := cmp.Or(strings.TrimSuffix(cfg.URL, "/"), server)
-	if v := os.Getenv("MODAL_SERVER_URL"); v != "" && v != url { // the client would send the key there
-		return nil, sandboxer.E(sandboxer.Unavailable, nil, "the server's environment variable MODAL_SERVER_URL names another server than the extension's file").
-			WithHint("unset the variable, or write the URL into the extension's file, as config: url")
 	}
 	p := &modal.ClientParams{TokenID: id, TokenSecret: secret, Environment: cfg.Environment, MaxThrottleWait: new(throttleWait), Logger: slog.New(slog.DiscardHandler)}
 	alloc(&p.Config)
 	name := cmp.Or(os.Getenv("MODAL_PROFILE"), "sandboxer") // which is looked up in our settings, not in a file
 	settings := (*p.Config)[name]
-	settings.ServerURL, settings.Active = url, true
+	settings.ServerURL, settings.Active = cfg.server(), true
 	(*p.Config)[name] = settings
 	client, err := modal.NewClientWithOptions(p)
 	if err != nil {
@@ -127,8 +147,6 @@ func alloc[M ~map[K]V, K comparable, V any](p **M) { *p = &M{} }
 // known whether something was done.
 var refusals = map[codes.Code]sandboxer.Kind{
 	codes.InvalidArgument:    sandboxer.Invalid,
-	codes.Unauthenticated:    sandboxer.Unavailable, // the operator's key is at fault, not the request
-	codes.PermissionDenied:   sandboxer.Unavailable,
 	codes.NotFound:           sandboxer.NotFound,
 	codes.FailedPrecondition: sandboxer.Unavailable, // another change is under way
 	codes.Aborted:            sandboxer.Unavailable,
@@ -175,16 +193,16 @@ func failure(ctx context.Context, err error) error {
 		return ctx.Err()
 	}
 	code := codeOf(err)
+	if code == codes.Unauthenticated || code == codes.PermissionDenied {
+		return hosted.Refused(ctx, err.Error())
+	}
 	kind, refused := refusals[code]
 	if !refused {
 		e := sandboxer.E(sandboxer.Unavailable, err, "Modal does not answer: %s", capture.Text(err.Error(), maxText))
 		return e.WithHint("check that the server reaches Modal, and try again later")
 	}
 	e := sandboxer.E(kind, err, "Modal refuses the request (%s): %s", code, capture.Text(err.Error(), maxText))
-	switch {
-	case code == codes.Unauthenticated, code == codes.PermissionDenied:
-		e.WithHint("an administrator sets another key in the extension's file")
-	case kind == sandboxer.Unavailable, kind == sandboxer.Exhausted:
+	if kind == sandboxer.Unavailable || kind == sandboxer.Exhausted {
 		e.WithHint("try again later").RetryAfter = retryAfter(err)
 	}
 	return sandboxer.Untouched(e)

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/hosted"
 	"github.com/sand-boxer/sandboxer/internal/strictjson"
 )
 
@@ -28,10 +29,12 @@ type saved struct {
 	Generation int       `json:"generation"`
 	Image      string    `json:"image,omitempty"` // from the answer
 	Expires    time.Time `json:"expires,omitzero"`
+
+	Credential sandboxer.SecretRef `json:"credential,omitzero"` // the key to its account
 }
 
 func (s saved) receipt(id string) sandboxer.Snapshot {
-	return sandboxer.Snapshot{SnapshotID: id, Meta: map[string]string{metaImage: s.Image}, ExpiresAt: s.Expires}
+	return sandboxer.Snapshot{SnapshotID: id, Meta: map[string]string{metaImage: s.Image}, ExpiresAt: s.Expires, Credential: s.Credential}
 }
 
 // recall reads the note about a snapshot. Kind: NotFound if there is none.
@@ -75,7 +78,12 @@ func (x *extension) Snapshot(ctx context.Context, h sandboxer.Handle, id string)
 		return none, err
 	}
 	is, _ := x.Handle(o, x.Env.Owner)
-	s = saved{SandboxID: is.SandboxID, Generation: is.Generation, Expires: time.Now().Add(keep).UTC().Truncate(time.Second)}
+	s = saved{SandboxID: is.SandboxID, Generation: is.Generation, Expires: time.Now().Add(keep).UTC().Truncate(time.Second), Credential: is.Credential}
+	ctx, leave, err := x.enter(hosted.For(ctx, s.Credential))
+	if err != nil {
+		return none, err
+	}
+	defer leave()
 	if err := x.remember(ctx, key, s); err != nil {
 		return none, err
 	}
@@ -115,17 +123,27 @@ func (x *extension) DropSnapshot(ctx context.Context, s sandboxer.Snapshot) erro
 		return nil
 	}
 	if err == nil && is.Image != "" {
-		bounded, cancel := context.WithTimeout(ctx, answerTime)
-		defer cancel()
-		if err = x.client.Images.Delete(bounded, is.Image, nil); err != nil && codeOf(err) != codes.NotFound {
-			return failure(ctx, err)
-		}
-		err = nil
+		err = x.removeImage(hosted.For(ctx, is.Credential), is.Image)
 	}
 	if err != nil {
 		return err
 	}
 	return x.Env.Notes.Delete(ctx, key)
+}
+
+// removeImage removes an image from ctx's account, where it need not exist.
+func (x *extension) removeImage(ctx context.Context, image string) error {
+	ctx, leave, err := x.enter(ctx)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	bounded, cancel := context.WithTimeout(ctx, answerTime)
+	defer cancel()
+	if err := in(ctx).client.Images.Delete(bounded, image, nil); err != nil && codeOf(err) != codes.NotFound {
+		return failure(ctx, err)
+	}
+	return nil
 }
 
 // ListSnapshots implements sandboxer.Snapshotter. The notes have them: Modal lists no images.
@@ -148,7 +166,7 @@ func (x *extension) ListSnapshots(ctx context.Context, owner string) iter.Seq2[s
 			if sandboxer.KindOf(err) == sandboxer.NotFound { // dropped meanwhile
 				continue
 			}
-			found := sandboxer.FoundSnapshot{Snapshot: sandboxer.Snapshot{SnapshotID: id}, SandboxID: s.SandboxID, Generation: s.Generation}
+			found := sandboxer.FoundSnapshot{Snapshot: sandboxer.Snapshot{SnapshotID: id, Credential: s.Credential}, SandboxID: s.SandboxID, Generation: s.Generation}
 			if s.Image != "" {
 				found.Snapshot, found.Whole = s.receipt(id), true
 			}

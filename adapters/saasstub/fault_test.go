@@ -312,7 +312,7 @@ func TestElsewhere(t *testing.T) {
 		t.Fatal(err)
 	}
 	revoked := opens(t, "test", t.TempDir(), `{"url":"`+url+`","token":"shut"}`)
-	if l, err := revoked.IsAlive(t.Context(), h); l != sandboxer.Unknown || !strings.Contains(sandboxer.HintOf(err), "token") || strings.Contains(err.Error(), "\x1b") {
+	if l, err := revoked.IsAlive(t.Context(), h); l != sandboxer.Unknown || !strings.Contains(sandboxer.HintOf(err), "key in the extension") || strings.Contains(err.Error(), "\x1b") {
 		t.Errorf("with another token: IsAlive = %s, %v", l, err)
 	}
 	var astray atomic.Int64

@@ -3,7 +3,6 @@ package cli
 import (
 	"context"
 	"encoding/csv"
-	"encoding/json"
 	"fmt"
 	"io"
 	"strconv"
@@ -272,51 +271,5 @@ func csvColumns() []column {
 		{"mib_ms", metered(func(u *api.Usage) int64 { return u.MiBMillis })},
 		{"rx_bytes", metered(func(u *api.Usage) int64 { return u.RxBytes })},
 		{"tx_bytes", metered(func(u *api.Usage) int64 { return u.TxBytes })},
-	}
-}
-
-// focusColumns are those of FOCUS 1.2 that its rows need, and ours with x_.
-func focusColumns() []column {
-	is := func(text string) func(api.UsageRow) string { return func(api.UsageRow) string { return text } }
-	charged := func(r api.UsageRow) string { return r.Charged.String() }
-	tenant := func(r api.UsageRow) string { return cell(r.Tenant) }
-	month := func(n int) func(api.UsageRow) string {
-		return func(r api.UsageRow) string {
-			y, m, _ := r.At.UTC().Date()
-			return at(time.Date(y, m+time.Month(n), 1, 0, 0, 0, 0, time.UTC))
-		}
-	}
-	hours := func(r api.UsageRow) string { return strconv.FormatFloat(time.Duration(r.Ran).Hours(), 'f', 9, 64) }
-	return []column{
-		{"BilledCost", charged}, {"BillingAccountId", tenant}, {"BillingAccountName", tenant}, {"BillingCurrency", is("USD")},
-		{"BillingPeriodStart", month(0)}, {"BillingPeriodEnd", month(1)},
-		{"ChargeCategory", is("Usage")},
-		{"ChargeClass", func(r api.UsageRow) string {
-			if r.Type == sandboxer.UsageCorrection {
-				return "Correction"
-			}
-			return ""
-		}},
-		{"ChargeDescription", func(r api.UsageRow) string { return "sandbox " + r.Sandbox + " of " + r.Profile }},
-		{"ChargeFrequency", is("Usage-Based")},
-		{"ChargePeriodStart", func(r api.UsageRow) string { return at(r.From) }},
-		{"ChargePeriodEnd", func(r api.UsageRow) string { return at(r.Until) }},
-		{"ConsumedQuantity", hours}, {"ConsumedUnit", is("Hours")},
-		{"ContractedCost", charged}, {"EffectiveCost", charged}, {"InvoiceIssuerName", is("sandboxer")}, {"ListCost", charged},
-		{"PricingQuantity", hours}, {"PricingUnit", is("Hours")},
-		{"ProviderName", is("sandboxer")}, {"PublisherName", is("sandboxer")},
-		{"ResourceId", func(r api.UsageRow) string { return r.Sandbox }}, {"ResourceType", is("sandbox")},
-		{"ServiceCategory", is("Compute")}, {"ServiceName", func(r api.UsageRow) string { return r.Extension }},
-		{"SkuId", func(r api.UsageRow) string { return r.Profile }},
-		{"SubAccountId", func(r api.UsageRow) string { return cell(r.Consumer.ID) }},
-		{"Tags", func(r api.UsageRow) string {
-			b, _ := json.Marshal(r.Labels) // a map of texts
-			if r.Labels == nil {
-				return "{}"
-			}
-			return string(b)
-		}},
-		{"x_Id", func(r api.UsageRow) string { return r.ID }}, {"x_Corrects", func(r api.UsageRow) string { return r.Corrects }},
-		{"x_Cost", func(r api.UsageRow) string { return r.Cost.String() }}, {"x_Overrun", func(r api.UsageRow) string { return r.Overrun.String() }},
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"iter"
 	"slices"
+	"strings"
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/capture"
@@ -16,6 +17,13 @@ type Keys struct {
 	env   sandboxer.Env
 	fixed sandboxer.Secret // in the extension's file
 	by    sandboxer.Credential
+}
+
+// NeedsKey is the error of an extension whose file names no key. Kind: NotFound, so that a built-in one is listed with the reason.
+func NeedsKey(extension string) error {
+	secret := strings.TrimPrefix(extension, "ext.")
+	return sandboxer.E(sandboxer.NotFound, nil, "needs a key: its file names none").
+		WithHint("write a file for %s with config: credential: {secret: %s}, and set the secret: sandboxer secret set --operator %[2]s", extension, secret)
 }
 
 // OpenKeys returns the keys of an extension. A key in its file counts unless tenants or consumers bring theirs; sandboxes that were
@@ -108,15 +116,24 @@ var errRefused = errors.New("the key is refused")
 
 // Refused is the error for a key that the service refuses, in its words. Nothing was changed. Kind: Unavailable.
 func Refused(ctx context.Context, said string) error {
-	ref, what, hint := Account(ctx), "the token", "an administrator sets another token in the extension's file"
-	if ref.Name != "" {
-		what = "the " + ref.String()
-		hint = "if it was revoked, set another one for new sandboxes: sandboxer secret set " + ref.Name
-		if ref.Tenant == "" {
-			hint = "if it was revoked, an administrator sets another one for new sandboxes: sandboxer secret set --operator " + ref.Name
-		}
+	return unusable(ctx, "the service refuses the %s: %s", said, "if it was revoked, ")
+}
+
+// Malformed is Refused for a key that cannot be one, before it is sent. want says what one is, without the key.
+func Malformed(ctx context.Context, want string) error {
+	return unusable(ctx, "the %s cannot be a key to the service: %s", want, "")
+}
+
+func unusable(ctx context.Context, format, said, when string) error {
+	ref, what, hint := Account(ctx), "key in the extension's file", when+"an administrator sets another key in the extension's file"
+	switch {
+	case ref.Name == "":
+	case ref.Tenant == "":
+		what, hint = ref.String(), when+"an administrator sets another one for new sandboxes: sandboxer secret set --operator "+ref.Name
+	default:
+		what, hint = ref.String(), when+"set another one for new sandboxes: sandboxer secret set "+ref.Name
 	}
-	return sandboxer.Untouched(sandboxer.E(sandboxer.Unavailable, errRefused, "the service refuses %s: %s", what, capture.Text(said, maxText)).WithHint("%s", hint))
+	return sandboxer.Untouched(sandboxer.E(sandboxer.Unavailable, errRefused, format, what, capture.Text(said, maxText)).WithHint("%s", hint))
 }
 
 // IsRefused reports whether err says that the key of an account cannot be used; those of others may work.

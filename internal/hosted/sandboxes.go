@@ -5,6 +5,8 @@ import (
 	"context"
 	"encoding/json"
 	"iter"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -38,6 +40,7 @@ type Sandboxes struct {
 type Object struct {
 	Ref  string // the service's name for it
 	Tags map[string]string
+	Down bool // it exists, and does not work
 
 	account sandboxer.SecretRef // in which it was found
 }
@@ -63,6 +66,16 @@ func CheckLife(spec sandboxer.Spec, longest time.Duration) error {
 	}
 	return sandboxer.Untouched(sandboxer.E(sandboxer.Unsupported, nil, "the service ends a sandbox after %s, and this one has to last for %s, with the time for its removal",
 		sandboxer.FormatDuration(longest), sandboxer.FormatDuration(needs.Round(time.Second))).WithHint("ask for a shorter time to live: --ttl"))
+}
+
+// Refuse refuses, as Unsupported, the first in the order of words of what is asked for, and a sandbox of the extension cannot have.
+func Refuse(extension string, asked map[string]bool) error {
+	for _, what := range slices.Sorted(maps.Keys(asked)) {
+		if asked[what] {
+			return sandboxer.E(sandboxer.Unsupported, nil, "a sandbox of %s cannot have %s", extension, what).WithHint("leave that out, or use another profile")
+		}
+	}
+	return nil
 }
 
 // Lifetime is the time that is left until the fuse, at least a millisecond, or longest if there is none.
@@ -171,7 +184,7 @@ func (s *Sandboxes) Make(ctx context.Context, spec sandboxer.Spec, create func(c
 	o, err := s.Find(ctx, h)
 	if sandboxer.KindOf(err) != sandboxer.NotFound {
 		h.Ref = o.Ref
-		return h, ofRequest(spec, err)
+		return h, OfRequest(spec, err)
 	}
 	// From here on the caller's end changes nothing: no effect may come after the teardown that follows it.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), makeTime)
@@ -188,7 +201,7 @@ func (s *Sandboxes) Make(ctx context.Context, spec sandboxer.Spec, create func(c
 		if forget := s.Env.Notes.Delete(ctx, noteOf(h)); forget != nil {
 			return none, forget
 		}
-		return none, ofRequest(spec, err)
+		return none, OfRequest(spec, err)
 	case err != nil: // without an answer, the sandbox may exist all the same
 		a.At = time.Now()
 		if o, _ = s.Find(ctx, h); o.Ref == "" {
@@ -203,8 +216,9 @@ func (s *Sandboxes) Make(ctx context.Context, spec sandboxer.Spec, create func(c
 	return h, nil
 }
 
-// ofRequest makes a key that cannot be used the fault of the request, if the key is its tenant's: it is none of the service.
-func ofRequest(spec sandboxer.Spec, err error) error {
+// OfRequest makes a key that cannot be used the fault of the request, if the key is its tenant's: it is none of the service. Make does
+// so; an adapter does for what it asks before.
+func OfRequest(spec sandboxer.Spec, err error) error {
 	if spec.Credential.Tenant == "" || !IsRefused(err) {
 		return err
 	}
@@ -320,6 +334,19 @@ func (s *Sandboxes) Ref(ctx context.Context, h sandboxer.Handle) (string, error)
 	return o.Ref, err
 }
 
+// On returns ctx for calls with the key of h's sandbox, and h with what the service has to be asked with. The sandbox need not exist
+// any more if h has that.
+func (s *Sandboxes) On(ctx context.Context, h sandboxer.Handle) (context.Context, sandboxer.Handle, error) {
+	if h.Ref == "" || h.Generation == 0 {
+		o, err := s.Find(ctx, h)
+		if err != nil {
+			return ctx, h, err
+		}
+		h, _ = s.Handle(o, s.Env.Owner)
+	}
+	return For(ctx, h.Credential), h, nil
+}
+
 // Teardown implements sandboxer.Extension.
 func (s *Sandboxes) Teardown(ctx context.Context, h sandboxer.Handle) (report sandboxer.CleanupReport, err error) {
 	if err := ctx.Err(); err != nil {
@@ -384,8 +411,11 @@ func (s *Sandboxes) Credential() sandboxer.Credential { return s.Keys.credential
 
 // IsAlive implements sandboxer.Prober.
 func (s *Sandboxes) IsAlive(ctx context.Context, h sandboxer.Handle) (sandboxer.Liveness, error) {
-	switch _, err := s.Find(ctx, h); sandboxer.KindOf(err) {
+	switch o, err := s.Find(ctx, h); sandboxer.KindOf(err) {
 	case "":
+		if o.Down {
+			return sandboxer.Unresponsive, nil
+		}
 		return sandboxer.Alive, nil
 	case sandboxer.NotFound:
 		return sandboxer.Gone, nil

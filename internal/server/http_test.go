@@ -54,6 +54,7 @@ type setup struct {
 	extend               func(*fake.Extension) sandboxer.Extension
 	more                 []manager.Extension // besides ext.fake
 	store                manager.SnapshotStore
+	sinks                []sandboxer.Sink
 	wentBack             time.Time // manager.Options.WentBack
 	eventsKeepaliveEvery time.Duration
 	keepaliveEvery       time.Duration
@@ -79,7 +80,7 @@ func newRig(t testing.TB, change ...func(*setup)) *rig {
 			{ID: "profile.test", Title: "For tests", Extension: "ext.fake", TTL: 10 * time.Minute, MaxTTL: 2 * time.Hour, Env: map[string]string{"SECRET": "canary-profile"}},
 			{ID: "profile.paid", Extension: "ext.fake", TTL: time.Hour, Price: sandboxer.Price{PerHour: 120_000}},
 		},
-		Manager: manager.Options{Log: log, OOMKilled: metrics.OOMKilled, SnapshotStore: set.store, WentBack: set.wentBack},
+		Manager: manager.Options{Log: log, OOMKilled: metrics.OOMKilled, SnapshotStore: set.store, Sinks: set.sinks, WentBack: set.wentBack},
 	})
 	r.world = r.m.World
 	proxy := portproxy.New(r.m.Manager, set.ports)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/edge"
+	"github.com/sand-boxer/sandboxer/internal/manager"
 )
 
 // Metrics are the measurements served at /metrics.
@@ -102,11 +103,16 @@ func (m *Metrics) Request(route string, status int, took time.Duration) {
 }
 
 // handler serves the metrics; count gives the sandboxes of every tenant by state,
-// extensions all extensions.
-func (m *Metrics) handler(count func(context.Context) (map[sandboxer.State]int, error), extensions func(context.Context) []sandboxer.ExtensionInfo) http.Handler {
+// extensions all extensions, and sinks the receivers of usage rows.
+func (m *Metrics) handler(count func(context.Context) (map[sandboxer.State]int, error), extensions func(context.Context) []sandboxer.ExtensionInfo,
+	sinks func(context.Context) ([]manager.SinkStatus, error)) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		// Counted for this request, with its principal: a collector has no ctx, and its error would be shown unchanged.
 		counts, err := count(r.Context())
+		var receivers []manager.SinkStatus
+		if err == nil {
+			receivers, err = sinks(r.Context())
+		}
 		if err != nil {
 			edge.Fail(w, r, err)
 			return
@@ -124,6 +130,15 @@ func (m *Metrics) handler(count func(context.Context) (map[sandboxer.State]int, 
 		for _, e := range extensions(r.Context()) {
 			up.WithLabelValues(e.ID).Set(is[e.Problem == ""])
 			failing.WithLabelValues(e.ID).Set(is[!e.FailingUntil.IsZero()])
+		}
+		behind := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "sandboxer_sink_backlog_rows", Help: "Usage rows that are not yet delivered to a sink of sinks.yaml, without its dead letters."}, []string{"sink"})
+		dead := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "sandboxer_sink_dead_letters", Help: "Usage rows that a sink of sinks.yaml refused."}, []string{"sink"})
+		own.MustRegister(behind, dead)
+		for _, st := range receivers {
+			if st.Declared() { // at most MaxSinks; nothing is delivered to others
+				behind.WithLabelValues(st.ID()).Set(float64(st.Behind))
+				dead.WithLabelValues(st.ID()).Set(float64(st.DeadLetters))
+			}
 		}
 		promhttp.HandlerFor(prometheus.Gatherers{m.reg, own}, promhttp.HandlerOpts{DisableCompression: true}).ServeHTTP(w, r)
 	})

@@ -214,7 +214,7 @@ func (s *Server) publicRoutes() {
 	o = op("metrics", "GET", "/metrics", admin, "operation", "Metrics in the Prometheus text format")
 	o.Metadata["quiet"] = true
 	o.Responses["200"] = plain("metrics", "text/plain")
-	route(s, o, raw(s.metrics.handler(s.count, s.extensionInfos).ServeHTTP))
+	route(s, o, raw(s.metrics.handler(s.count, s.extensionInfos, s.m.Sinks).ServeHTTP))
 	o = openOp("openapi", "GET", "/openapi.yaml", "operation", "This description")
 	o.Responses["200"] = plain("OpenAPI 3.1", "application/yaml")
 	route(s, o, raw(func(w http.ResponseWriter, _ *http.Request) {
