@@ -6,8 +6,6 @@ import (
 	"io"
 	"net"
 	"os"
-	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -18,14 +16,12 @@ import (
 	"github.com/sand-boxer/sandboxer/agent"
 	"github.com/sand-boxer/sandboxer/internal/capture"
 	"github.com/sand-boxer/sandboxer/internal/inside"
+	"github.com/sand-boxer/sandboxer/internal/program"
 )
 
-// The agent's program is copied into each sandbox, where root can replace it, and harms nothing but the sandbox. A restored one has
-// it already. The file <id>.g<generation> beside it connects to the agent, and starts it if it does not run. It is written last: a
-// sandbox with it is complete.
+// The file that is written last into a sandbox (inside.Shell.Done) connects to the agent, and starts it if it does not run.
 
 const (
-	agentFile = "sandboxer-agent"
 	agentArch = "amd64" // Modal has no other machines
 
 	// agentIdle is how long an idle connection is kept: it takes a process in the sandbox, and its streams a connection to Modal.
@@ -33,19 +29,24 @@ const (
 	agentDials = 4
 )
 
-// wayIn is the path of the file that connects to the agent of a sandbox.
-func wayIn(id string, generation int) string {
-	return inside.AgentDir + "/" + id + ".g" + strconv.Itoa(generation)
+// shell is Modal's own way into a sandbox.
+func (x *extension) shell(sb *modal.Sandbox) inside.Shell {
+	return inside.Shell{
+		Dir: inside.AgentDir,
+		Run: func(ctx context.Context, what, script string, args ...string) (string, error) {
+			return x.script(ctx, sb, what, script, nil, args...)
+		},
+		Write: func(ctx context.Context, name string, f *os.File, _ int64) error {
+			_, err := x.script(ctx, sb, "writing "+name, `cat >"$1"`, f, name)
+			return err
+		},
+	}
 }
 
-// look says what is in a sandbox: "ready" if it is complete, "there" if it has the agent.
-const look = `umask 022
-[ -x "$1" ] && { echo ready; exit; }
-mkdir -p "$2" && { [ -x "$2/sandboxer-agent" ] && [ "$(cat "$2/digest" 2>/dev/null)" = "$3" ] && echo there; exit 0; }`
-
-// take takes the agent, of $4 bytes, from its input.
-const take = `umask 022
-n=$2/new && cat >"$n" && [ "$(wc -c <"$n")" -eq "$4" ] && chmod 755 "$n" && mv -f "$n" "$2/sandboxer-agent" && echo "$3" >"$2/digest"`
+// wayIn is the path of the file that connects to the agent of a sandbox.
+func wayIn(id string, generation int) string {
+	return inside.Shell{Dir: inside.AgentDir}.Done(id, generation)
+}
 
 // script runs a script of ours in a sandbox, and returns what it prints.
 func (x *extension) script(ctx context.Context, sb *modal.Sandbox, what, script string, in io.Reader, args ...string) (string, error) {
@@ -90,31 +91,6 @@ func run(ctx context.Context, sb *modal.Sandbox, args []string, in io.Reader, ou
 	return sandboxer.Exit{Code: code}, nil
 }
 
-// bring copies the agent's program into a sandbox, unless it is there. ready: the sandbox is complete, and nothing is to be done.
-func (x *extension) bring(ctx context.Context, sb *modal.Sandbox, spec sandboxer.Spec) (ready bool, err error) {
-	prog, err := x.programs.Find(agentFile, agentArch, x.cfg.Agent)
-	if err != nil {
-		return false, err
-	}
-	args := []string{wayIn(spec.ID, spec.Generation), inside.AgentDir, prog.Digest}
-	has, err := x.script(ctx, sb, "looking for sandboxer-agent", look, nil, args...)
-	if err != nil || has != "" {
-		return has == "ready", err
-	}
-	f, err := os.Open(prog.Path)
-	if err != nil {
-		return false, sandboxer.E(sandboxer.Unavailable, err, "the program of the agent cannot be read")
-	}
-	defer f.Close()
-	fi, err := f.Stat()
-	if err != nil {
-		return false, sandboxer.E(sandboxer.Unavailable, err, "the program of the agent cannot be read")
-	}
-	sandboxer.ReportProgress(ctx, sandboxer.Progress{Step: "copying sandboxer-agent to Modal"})
-	_, err = x.script(ctx, sb, "copying sandboxer-agent", take, f, append(args, strconv.FormatInt(fi.Size(), 10))...)
-	return false, err
-}
-
 // fill completes a sandbox: with the agent, the workspace and the main command. It can be repeated.
 func (x *extension) fill(ctx context.Context, spec sandboxer.Spec, ref string, restored bool) error {
 	unlock, err := x.Env.Notes.Lock(ctx, spec.ID) // a teardown waits
@@ -124,11 +100,13 @@ func (x *extension) fill(ctx context.Context, spec sandboxer.Spec, ref string, r
 	defer unlock()
 	sb := x.sandbox(ctx, ref)
 	defer func() { _ = sb.Detach() }()
-	ready, err := x.bring(ctx, sb, spec)
+	workspace, file := cmp.Or(spec.Workspace, inside.Workspace), wayIn(spec.ID, spec.Generation)
+	ready, err := x.shell(sb).Bring(ctx, file, func(string) (program.Program, error) {
+		return x.programs.Find(inside.AgentFile, agentArch, x.cfg.Agent)
+	})
 	if err != nil || ready {
 		return x.gone(ctx, ref, err)
 	}
-	workspace, file := cmp.Or(spec.Workspace, inside.Workspace), wayIn(spec.ID, spec.Generation)
 	args := []string{inside.AgentPath, "attach", "--socket", file + ".sock", "--workdir", workspace}
 	if spec.User != "" {
 		args = append(args, "--user", spec.User)
@@ -140,33 +118,12 @@ func (x *extension) fill(ctx context.Context, spec sandboxer.Spec, ref string, r
 		repo = ""
 	}
 	if _, err = inside.Fill(ctx, c.Exec, workspace, spec.User, repo); err == nil {
-		err = x.startMain(ctx, c, spec, workspace)
+		err = inside.StartOnce(ctx, c, sandboxer.ProcessSpec{Args: spec.Command, Dir: workspace, User: spec.User})
 	}
 	if err == nil {
-		err = c.WriteFile(ctx, file, 0o755, strings.NewReader("#!/bin/sh\nexec "+quoted(args)+` "$@"`+"\n"))
+		err = c.WriteFile(ctx, file, 0o755, strings.NewReader("#!/bin/sh\nexec "+inside.Quoted(args...)+` "$@"`+"\n"))
 	}
 	return x.gone(ctx, ref, err)
-}
-
-// startMain starts the main command, unless an earlier call did.
-func (x *extension) startMain(ctx context.Context, c *agent.Client, spec sandboxer.Spec, workspace string) error {
-	if len(spec.Command) == 0 {
-		return nil
-	}
-	running, err := c.Processes(ctx)
-	if err != nil || slices.ContainsFunc(running, func(p sandboxer.Process) bool { return p.Tag == agent.MainTag }) {
-		return err
-	}
-	return inside.Start(ctx, c, sandboxer.ProcessSpec{Args: spec.Command, Dir: workspace, User: spec.User})
-}
-
-// quoted quotes arguments for a shell.
-func quoted(args []string) string {
-	q := make([]string, len(args))
-	for i, a := range args {
-		q[i] = "'" + strings.ReplaceAll(a, "'", `'\''`) + "'"
-	}
-	return strings.Join(q, " ")
 }
 
 // gone is err, or that the sandbox is gone, if that may have caused it.

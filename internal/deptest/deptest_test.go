@@ -100,7 +100,7 @@ var arrows = map[string][]string{
 	"internal/suggest":           {},
 	"internal/wholefile":         {},
 	"internal/users":             {"."},
-	"internal/inside":            {".", "agent", "internal/capture"},
+	"internal/inside":            {".", "agent", "internal/capture", "internal/program"},
 	"internal/latency":           {".", "api", "internal/measure", "internal/strictjson", "internal/wholefile"},
 	"internal/measure":           {},
 	"internal/sshrun/...":        {".", "internal/capture", "internal/filelock", "internal/halfclose", "internal/marked", "internal/sshrun", "internal/strictjson", "internal/subprocess", "internal/wholefile"},

@@ -1,4 +1,4 @@
-// Package inside has what adapters decide about the inside of a sandbox that begins with the agent: what root may do there,
+// Package inside has what adapters decide about the inside of a sandbox with the agent: how the agent gets there, what root may do,
 // what cannot be asked for, how a workspace is filled, and what the main command is.
 package inside
 

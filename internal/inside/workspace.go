@@ -43,6 +43,15 @@ func Fill(ctx context.Context, exec Exec, workspace, owner, dir string) (skipped
 	if dir == "" {
 		return "", Run(ctx, exec, "making the workspace", cmd)
 	}
+	return Pack(dir, func(r io.Reader) error {
+		cmd.Stdin = r
+		return Run(ctx, exec, "copying "+dir+" into the workspace", cmd)
+	})
+}
+
+// Pack calls take with an archive of dir, a directory of the server's machine, and returns what the archive leaves out, in words,
+// empty for nothing. Kinds: those of take; Invalid for a directory that cannot be read completely.
+func Pack(dir string, take func(io.Reader) error) (skipped string, err error) {
 	r, w := io.Pipe()
 	packed := make(chan error, 1)
 	go func() {
@@ -53,8 +62,7 @@ func Fill(ctx context.Context, exec Exec, workspace, owner, dir string) (skipped
 		w.CloseWithError(err)
 		packed <- err
 	}()
-	cmd.Stdin = r
-	err = Run(ctx, exec, "copying "+dir+" into the workspace", cmd)
+	err = take(r)
 	r.Close() // the packer does not wait for a reader that left early
 	if perr := <-packed; perr != nil && !errors.Is(perr, io.ErrClosedPipe) {
 		err = sandboxer.E(sandboxer.Invalid, perr, "input repo: %s cannot be read whole: %v", dir, perr)
