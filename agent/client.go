@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"crypto/tls"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
@@ -423,8 +424,11 @@ func (c *Client) Dial(ctx context.Context, port int) (net.Conn, error) {
 	}
 	ctx, cancel := within(ctx, c.wait.answer)
 	defer cancel()
+	if u, err := url.Parse(c.base); err == nil && u.Scheme == "https" {
+		conn = tls.Client(conn, &tls.Config{ServerName: u.Hostname(), MinVersion: tls.VersionTLS12})
+	}
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
-	r, err := http.NewRequest(http.MethodGet, "http://sandbox"+relayPath+"?port="+strconv.Itoa(port), nil)
+	r, err := http.NewRequest(http.MethodGet, c.base+relayPath+"?port="+strconv.Itoa(port), nil)
 	if err != nil {
 		conn.Close()
 		return nil, sandboxer.E(sandboxer.Internal, err, "cannot make a request to the agent")

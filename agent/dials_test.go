@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -41,4 +44,31 @@ func TestDials(t *testing.T) {
 			t.Errorf("what a dial says: %v", err)
 		}
 	})
+}
+
+// TestDialByURL: a stream begins with a request to the server of BaseURL, by its name and over TLS.
+func TestDialByURL(t *testing.T) {
+	asked := make(chan string, 1)
+	h := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		asked <- r.Host
+		w.WriteHeader(http.StatusConflict)
+	})
+	plain, secure := httptest.NewServer(h), httptest.NewTLSServer(h)
+	defer plain.Close()
+	defer secure.Close()
+	client := func(base string, to net.Listener) *Client {
+		return NewClient(ClientOptions{BaseURL: base, Dial: func(ctx context.Context) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "tcp", to.Addr().String())
+		}})
+	}
+	c := client("http://box.example", plain.Listener)
+	defer c.Close()
+	if _, err := c.Dial(t.Context(), 80); err == nil || <-asked != "box.example" {
+		t.Errorf("Dial: %v", err)
+	}
+	c = client("https://box.example", secure.Listener)
+	defer c.Close()
+	if _, err := c.Dial(t.Context(), 80); err == nil || !strings.Contains(err.Error(), "certificate") {
+		t.Errorf("Dial to a server that nobody vouches for: %v", err)
+	}
 }

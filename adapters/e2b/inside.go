@@ -1,20 +1,16 @@
 package e2b
 
 import (
-	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"io/fs"
-	"net"
 	"net/http"
-	"net/url"
 	"strconv"
-	"time"
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/agent"
+	"github.com/sand-boxer/sandboxer/internal/hosted"
 	"github.com/sand-boxer/sandboxer/internal/inside"
 )
 
@@ -38,15 +34,6 @@ func (x *extension) base(ref string) string {
 	return fmt.Sprintf("https://%d-%s.%s", daemonPort, ref, x.cfg.Domain)
 }
 
-// dial connects to the host of base.
-func dial(ctx context.Context, base string) (net.Conn, error) {
-	u, err := url.Parse(base)
-	if err != nil {
-		return nil, err
-	}
-	return new(net.Dialer).DialContext(ctx, "tcp", net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), map[string]string{"http": "80"}[u.Scheme], "443")))
-}
-
 // look asks the service for the way to a running sandbox, and keeps it. Kinds: NotFound; Conflict for a paused one.
 func (x *extension) look(ctx context.Context, ref string) (way, error) {
 	sb, _, err := x.detail(ctx, ref)
@@ -66,7 +53,7 @@ func (x *extension) look(ctx context.Context, ref string) (way, error) {
 	base := x.base(ref)
 	w.agent = x.agents.Get(ref, sb.AccessToken, agent.ClientOptions{BaseURL: base, Token: sb.AccessToken, User: w.user,
 		Header: http.Header{"E2b-Sandbox-Id": {ref}, "E2b-Sandbox-Port": {strconv.Itoa(daemonPort)}},
-		Dial:   func(ctx context.Context) (net.Conn, error) { return dial(ctx, base) }})
+		Dial:   hosted.Dial(base)})
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if x.ways == nil {
@@ -98,44 +85,16 @@ func (x *extension) openAgent(ctx context.Context, h sandboxer.Handle, _ bool) (
 			return agent.Call{}, err
 		}
 	}
-	ctx, stop := attended(ctx, w.agent)
 	why := func() error { _, err := x.look(context.WithoutCancel(ctx), ref); return err }
+	within, attended := hosted.Attend(ctx, w.agent.Health, why)
 	done := func(err error) error {
-		stop()
-		switch cause := context.Cause(ctx); {
-		case err != nil && errors.Is(cause, errSilent):
-			return cmp.Or(why(), cause)
-		case sandboxer.KindOf(err) == sandboxer.Unauthenticated: // the service gives another token now
+		if err = attended(err); sandboxer.KindOf(err) == sandboxer.Unauthenticated { // the service gives another token now
 			x.forget(ref)
 			return sandboxer.E(sandboxer.Unavailable, err, "the daemon of the sandbox refuses the token that the service gave: %s", sandboxer.Message(err)).WithHint("try again")
 		}
 		return err
 	}
-	return agent.Call{Agent: w.agent, Ctx: ctx, Done: done, Why: why, Dir: w.dir, User: w.user}, nil
-}
-
-var errSilent = errors.New("no answer to a question of health")
-
-// attended returns a context that ends when the daemon does not answer any more: a call may move no data for long, and the service
-// is far away. stop ends it.
-func attended(ctx context.Context, c *agent.Client) (_ context.Context, stop func()) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	go func() {
-		for silent := 0; silent < 3; {
-			select {
-			case <-ctx.Done():
-				return
-			case <-time.After(15 * time.Second):
-			}
-			short, end := context.WithTimeout(ctx, 10*time.Second)
-			if silent++; c.Health(short) == nil {
-				silent = 0
-			}
-			end()
-		}
-		cancel(sandboxer.E(sandboxer.Unavailable, errSilent, "the daemon of the sandbox does not answer").WithHint("try again later"))
-	}()
-	return ctx, func() { cancel(nil) }
+	return agent.Call{Agent: w.agent, Ctx: within, Done: done, Why: why, Dir: w.dir, User: w.user}, nil
 }
 
 // WriteFile implements sandboxer.Filer. The vendor's daemon does not know our header for the permissions.

@@ -13,6 +13,7 @@ import (
 	"io"
 	"iter"
 	"math/rand/v2"
+	"mime/multipart"
 	"net"
 	"net/http"
 	"net/url"
@@ -83,8 +84,48 @@ const (
 // A Request is what Send sends.
 type Request struct {
 	Method, Path string
-	Body         any           // as JSON; nil for none: some services refuse a question with one
+	Body         any           // as JSON, or a *Form; nil for none: some services refuse a question with one
 	Within       time.Duration // how long the answer may take; 0 means ten seconds
+}
+
+// A Form is the body of a request that uploads a file, which is read again for another try.
+type Form struct {
+	Field, Value string // comes first
+	FileField    string
+	Name         string
+	File         io.ReaderAt
+	Size         int64 // of File, in bytes
+}
+
+// A content is what a request carries.
+type content struct {
+	kind string // of its bytes; empty for none
+	size int64
+	open func() io.Reader
+}
+
+func bodyOf(body any) (c content, err error) {
+	f, form := body.(*Form)
+	var data []byte
+	switch {
+	case body == nil:
+		return content{open: func() io.Reader { return http.NoBody }}, nil
+	case !form:
+		data, err = json.Marshal(body)
+		return content{"application/json", int64(len(data)), func() io.Reader { return bytes.NewReader(data) }}, err
+	}
+	var frame bytes.Buffer
+	w := multipart.NewWriter(&frame)
+	err = w.WriteField(f.Field, f.Value)
+	if err == nil {
+		_, err = w.CreateFormFile(f.FileField, f.Name)
+	}
+	head := frame.Len()
+	err = cmp.Or(err, w.Close())
+	data = frame.Bytes()
+	return content{w.FormDataContentType(), int64(len(data)) + f.Size, func() io.Reader {
+		return io.MultiReader(bytes.NewReader(data[:head]), io.NewSectionReader(f.File, 0, f.Size), bytes.NewReader(data[head:]))
+	}}, err
 }
 
 // Call is Send without the headers of the answer.
@@ -93,15 +134,13 @@ func Call[T any](ctx context.Context, c *Client, method, path string, body any) 
 	return out, err
 }
 
-// Send sends one request and reads the answer; that to a request without content (204) is empty. Kinds: those of c.Refusals,
+// Send sends one request and reads the answer; one without content (204) is empty, and one for a struct{} may be. Kinds: those of c.Refusals,
 // with Error.Untouched set; Unavailable if there is no answer, or another one. Status has the status of a failure. Further tries
 // are within the same time.
 func Send[T any](ctx context.Context, c *Client, r Request) (out T, header http.Header, err error) {
-	var data []byte
-	if r.Body != nil {
-		if data, err = json.Marshal(r.Body); err != nil {
-			return out, nil, err
-		}
+	body, err := bodyOf(r.Body)
+	if err != nil {
+		return out, nil, err
 	}
 	key, err := c.Keys.Of(ctx)
 	if err != nil {
@@ -110,10 +149,10 @@ func Send[T any](ctx context.Context, c *Client, r Request) (out T, header http.
 	bounded, cancel := context.WithTimeout(ctx, cmp.Or(r.Within, answerTime))
 	defer cancel()
 	for try := 1; ; try++ {
-		answer, res, again, err := c.try(ctx, bounded, key, r.Method, r.Path, data)
+		answer, res, again, err := c.try(ctx, bounded, key, r, body)
 		switch {
 		case err != nil:
-		case res.StatusCode == http.StatusNoContent:
+		case res.StatusCode == http.StatusNoContent, len(answer) == 0 && any(out) == any(struct{}{}):
 			return out, res.Header, nil
 		default:
 			if _, err := strictjson.DecodeStored(answer, &out); err != nil {
@@ -143,13 +182,14 @@ func pause(ctx context.Context, d time.Duration) bool {
 }
 
 // try sends a request once, and reports whether it may be sent again. The caller's own ctx says whether the caller left.
-func (c *Client) try(ctx, bounded context.Context, key sandboxer.Secret, method, path string, data []byte) (answer []byte, res *http.Response, again bool, err error) {
-	req, err := http.NewRequestWithContext(bounded, method, c.Base+path, bytes.NewReader(data))
+func (c *Client) try(ctx, bounded context.Context, key sandboxer.Secret, r Request, body content) (answer []byte, res *http.Response, again bool, err error) {
+	req, err := http.NewRequestWithContext(bounded, r.Method, c.Base+r.Path, body.open())
 	if err != nil {
 		return nil, nil, false, err
 	}
-	if data != nil {
-		req.Header.Set("Content-Type", "application/json")
+	if body.kind != "" {
+		req.ContentLength = body.size
+		req.Header.Set("Content-Type", body.kind)
 	}
 	switch {
 	case key == "":
@@ -168,7 +208,7 @@ func (c *Client) try(ctx, bounded context.Context, key sandboxer.Secret, method,
 		err = noAnswer(ctx, err)
 		return nil, nil, sandboxer.IsUntouched(err), err
 	case res.StatusCode/100 != 2:
-		return nil, nil, res.StatusCode/100 == 5 && (method == http.MethodGet || method == http.MethodHead || method == http.MethodDelete), c.failure(ctx, res, answer)
+		return nil, nil, res.StatusCode/100 == 5 && (r.Method == http.MethodGet || r.Method == http.MethodHead || r.Method == http.MethodDelete), c.failure(ctx, res, answer)
 	}
 	return answer, res, false, nil
 }
@@ -215,13 +255,23 @@ func (c *Client) failure(ctx context.Context, res *http.Response, body []byte) e
 	}
 	e := sandboxer.E(kind, status(res.StatusCode), "the service answers %d: %s", res.StatusCode, capture.Text(said.Message, maxText))
 	if kind == sandboxer.Unavailable || kind == sandboxer.Exhausted {
-		after, _ := strconv.Atoi(res.Header.Get("Retry-After")) // a date, which is rare, is not read
-		e.WithHint("try again later").RetryAfter = time.Duration(min(max(after, 0), int(maxAfter/time.Second))) * time.Second
+		e.WithHint("try again later").RetryAfter = retryAfter(res.Header)
 	}
 	if refused {
 		return sandboxer.Untouched(e)
 	}
 	return e
+}
+
+// retryAfter is the longest time that a service asks to wait. Some say it for each of their limits: Retry-After-<limit>.
+func retryAfter(h http.Header) (longest time.Duration) {
+	for name, values := range h {
+		if name = http.CanonicalHeaderKey(name); name == "Retry-After" || strings.HasPrefix(name, "Retry-After-") {
+			after, _ := strconv.Atoi(values[0]) // a date, which is rare, is not read
+			longest = max(longest, time.Duration(min(max(after, 0), int(maxAfter/time.Second)))*time.Second)
+		}
+	}
+	return longest
 }
 
 // maxPages bounds a listing: a service that names the next page for ever is not followed for ever.

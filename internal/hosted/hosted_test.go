@@ -7,7 +7,9 @@ import (
 	"iter"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
@@ -125,4 +127,92 @@ func TestCheckLife(t *testing.T) {
 			t.Errorf("%s: %v", left, err)
 		}
 	}
+}
+
+// A form is sent as it is written, also when it is sent again.
+func TestForm(t *testing.T) {
+	var got []string
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		f, head, err := r.FormFile("one.file")
+		if err != nil || r.ContentLength <= 0 {
+			t.Errorf("a form of %d bytes: %v", r.ContentLength, err)
+			return
+		}
+		data, _ := io.ReadAll(f)
+		got = append(got, r.FormValue("one.path")+" "+head.Filename+" "+string(data))
+		if len(got) == 1 {
+			w.WriteHeader(http.StatusInternalServerError)
+		}
+	}))
+	defer srv.Close()
+	c := &Client{Base: srv.URL}
+	form := &Form{Field: "one.path", Value: "/tmp/x", FileField: "one.file", Name: "x", File: strings.NewReader("content"), Size: 7}
+	_, _, err := Send[struct{}](t.Context(), c, Request{Method: http.MethodDelete, Path: "/", Body: form})
+	if err != nil || len(got) != 2 || got[0] != "/tmp/x x content" || got[1] != got[0] {
+		t.Errorf("%v; the service got %q", err, got)
+	}
+	if _, err := Call[map[string]int](t.Context(), c, http.MethodDelete, "/", form); err == nil {
+		t.Error("an empty answer is accepted where one is needed")
+	}
+}
+
+// A service that has several limits names the one that was reached in the header.
+func TestRetryAfter(t *testing.T) {
+	for _, c := range []struct {
+		header map[string]string
+		want   time.Duration
+	}{
+		{map[string]string{"Retry-After": "3"}, 3 * time.Second},
+		{map[string]string{"Retry-After-sandbox-create": "7", "Retry-After-authenticated": "2"}, 7 * time.Second},
+		{map[string]string{"Retry-After-sandbox-create": "-1"}, 0},
+		{map[string]string{"Retry-After": "99999999"}, maxAfter},
+		{map[string]string{"Retry-Afterwards": "3"}, 0},
+	} {
+		srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			for name, value := range c.header {
+				w.Header()[name] = []string{value} // as it is written
+			}
+			http.Error(w, `{"message":"too many"}`, http.StatusTooManyRequests)
+		}))
+		client := &Client{Base: srv.URL, Refusals: map[int]sandboxer.Kind{http.StatusTooManyRequests: sandboxer.Exhausted}}
+		_, err := Call[struct{}](t.Context(), client, http.MethodGet, "/", nil)
+		srv.Close()
+		if sandboxer.RetryAfterOf(err) != c.want {
+			t.Errorf("%v: %v says %s; want %s", c.header, err, sandboxer.RetryAfterOf(err), c.want)
+		}
+	}
+}
+
+// A call goes on while its sandbox answers, ends with the reason when it does not any more, and as its caller's when that left.
+func TestAttend(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var answer, why error
+		ctx, leave := context.WithCancel(t.Context())
+		attend := func() (context.Context, func(error) error) {
+			return Attend(ctx, func(context.Context) error { return answer }, func() error { return why })
+		}
+		within, done := attend()
+		time.Sleep(time.Hour)
+		if err := done(nil); err != nil || within.Err() == nil {
+			t.Errorf("after an hour with answers: %v", err)
+		}
+		answer = errors.New("no answer")
+		within, done = attend()
+		<-within.Done()
+		if err := done(within.Err()); sandboxer.KindOf(err) != sandboxer.Unavailable || sandboxer.HintOf(err) == "" {
+			t.Errorf("without answers: %v", err)
+		}
+		why = sandboxer.E(sandboxer.NotFound, nil, "it is gone")
+		within, done = attend()
+		<-within.Done()
+		if err := done(within.Err()); err != why {
+			t.Errorf("without answers: %v; want why", err)
+		}
+		within, done = attend()
+		leave()
+		<-within.Done()
+		if err := done(within.Err()); !errors.Is(err, context.Canceled) {
+			t.Errorf("after the caller left: %v", err)
+		}
+	})
 }

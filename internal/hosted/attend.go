@@ -1,0 +1,57 @@
+package hosted
+
+import (
+	"cmp"
+	"context"
+	"net"
+	"net/url"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+const (
+	askEvery  = 15 * time.Second
+	maxSilent = 3 // questions
+)
+
+// Attend returns ctx that also ends, after a minute or so, when ask finds that the sandbox does not answer any more: a call may move
+// no data for long, and the service is far away. done ends the questions, and turns the error of the call into the one for its
+// caller: why's if there was no answer, or Unavailable.
+func Attend(ctx context.Context, ask func(context.Context) error, why func() error) (within context.Context, done func(error) error) {
+	within, end := context.WithCancelCause(ctx)
+	silent := sandboxer.E(sandboxer.Unavailable, nil, "the sandbox does not answer any more").WithHint("try again later")
+	go func() {
+		for missed := 0; missed < maxSilent; missed++ {
+			select {
+			case <-within.Done():
+				return
+			case <-time.After(askEvery):
+			}
+			short, cancel := context.WithTimeout(within, answerTime)
+			if ask(short) == nil {
+				missed = -1
+			}
+			cancel()
+		}
+		end(silent)
+	}()
+	return within, func(err error) error {
+		end(nil)
+		if err != nil && ctx.Err() == nil && context.Cause(within) == silent {
+			return cmp.Or(why(), error(silent))
+		}
+		return err
+	}
+}
+
+// Dial returns a function that connects to the host of a URL, without TLS.
+func Dial(base string) func(context.Context) (net.Conn, error) {
+	return func(ctx context.Context) (net.Conn, error) {
+		u, err := url.Parse(base)
+		if err != nil {
+			return nil, err
+		}
+		return new(net.Dialer).DialContext(ctx, "tcp", net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), map[string]string{"http": "80"}[u.Scheme], "443")))
+	}
+}
