@@ -38,6 +38,13 @@ func (cs *Clients) Get(name, object string, o ClientOptions) *Client {
 	return c
 }
 
+// Kept returns the client with this name, or nil if there is none.
+func (cs *Clients) Kept(name string) *Client {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	return cs.kept[name].Client
+}
+
 // Drop closes the client with this name, if there is one: its idle connections end, its running calls
 // continue, and the next Get makes another one.
 func (cs *Clients) Drop(name string) {

@@ -89,11 +89,7 @@ func (x *extension) detail(ctx context.Context, ref string) (sandbox, time.Time,
 	if err != nil {
 		return sb, time.Time{}, err
 	}
-	now, err := http.ParseTime(h.Get("Date"))
-	if err != nil {
-		now = time.Now()
-	}
-	return sb, now, nil
+	return sb, hosted.Clock(h), nil
 }
 
 func (x *extension) get(ctx context.Context, ref string) (hosted.Object, error) {

@@ -56,23 +56,16 @@ func (x *extension) Close() error { return x.agents.Close() }
 
 // Check implements sandboxer.Checker. It refuses what the service cannot do.
 func (x *extension) Check(_ context.Context, spec sandboxer.Spec) error {
-	for _, no := range []struct {
-		asked bool
-		what  string
-	}{
-		{len(spec.Command) > 0, "a main command: its template has a start command"},
-		{spec.Limits != sandboxer.Limits{}, "limits: its template has a size"},
-		{len(spec.Mounts) > 0, "mounts: it is on no machine of yours"},
-		{len(spec.Ports) > 0, "ports: no raw stream leads to it"},
-		{spec.Host != "", "a host: the service chooses it"},
-		{spec.Network.Mode == sandboxer.NetworkAllow, "a list of destinations: the service knows names of HTTP and TLS only"},
-		{spec.Warm, "a place in a pool: it would be paid while it waits"},
-	} {
-		if no.asked {
-			return sandboxer.E(sandboxer.Unsupported, nil, "a sandbox of %s cannot have %s", x.Env.Extension, no.what).WithHint("leave that out, or use another profile")
-		}
-	}
-	return cmp.Or(hosted.CheckLife(spec, x.cfg.MaxLifetime), inside.Check(spec))
+	no := hosted.Refuse(x.Env.Extension, map[string]bool{
+		"a main command: its template has a start command":                     len(spec.Command) > 0,
+		"limits: its template has a size":                                      spec.Limits != sandboxer.Limits{},
+		"mounts: it is on no machine of yours":                                 len(spec.Mounts) > 0,
+		"ports: no raw stream leads to it":                                     len(spec.Ports) > 0,
+		"a host: the service chooses it":                                       spec.Host != "",
+		"a list of destinations: the service knows names of HTTP and TLS only": spec.Network.Mode == sandboxer.NetworkAllow,
+		"a place in a pool: it would be paid while it waits":                   spec.Warm,
+	})
+	return cmp.Or(no, hosted.CheckLife(spec, x.cfg.MaxLifetime), inside.Check(spec))
 }
 
 // Provision implements sandboxer.Extension.
@@ -114,11 +107,10 @@ func (x *extension) provision(ctx context.Context, spec sandboxer.Spec, template
 	})
 }
 
-// on returns the service's name for the sandbox of h, and ctx for calls with its key.
+// on is On, with the service's name for the sandbox alone.
 func (x *extension) on(ctx context.Context, h sandboxer.Handle) (context.Context, string, error) {
-	ctx = hosted.For(ctx, h.Credential)
-	ref, err := x.Ref(ctx, h)
-	return ctx, ref, err
+	ctx, h, err := x.On(ctx, h)
+	return ctx, h.Ref, err
 }
 
 // readyTime bounds the wait for the daemon of a sandbox.

@@ -2,13 +2,9 @@ package e2b
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
-	"fmt"
 	"iter"
 	"net/http"
 	"net/url"
-	"strconv"
 	"strings"
 
 	"github.com/sand-boxer/sandboxer"
@@ -24,33 +20,15 @@ type snapshot struct {
 // metaID is where a receipt has the service's ID.
 const metaID = "e2b"
 
-// prefix begins the names of owner's snapshots.
-func (x *extension) prefix(owner string) string {
-	sum := sha256.Sum256([]byte(owner + "\x00" + x.Env.Extension))
-	return "sandboxer-" + hex.EncodeToString(sum[:8]) + "_"
-}
-
-// name is the name of a snapshot; of reads it.
-func (x *extension) name(id string, of sandboxer.Handle) string {
-	return fmt.Sprintf("%s%s_%s_%d", x.prefix(x.Env.Owner), id, of.SandboxID, of.Generation)
-}
-
 // of returns what the names of a snapshot say; ok is false if it is not one of owner's. The service puts the team before a name and
 // a version behind it.
 func (x *extension) of(s snapshot, owner string) (found sandboxer.FoundSnapshot, ok bool) {
 	for _, name := range append(s.Names, s.ID) {
-		name = name[strings.LastIndex(name, "/")+1:]
-		name, _, _ = strings.Cut(name, ":")
-		rest, ours := strings.CutPrefix(name, x.prefix(owner))
-		parts := strings.Split(rest, "_")
-		if !ours || len(parts) != 3 {
-			continue
+		name, _, _ = strings.Cut(name[strings.LastIndex(name, "/")+1:], ":")
+		if found, ok = x.ReadSnapshotName(name, owner); ok {
+			found.Snapshot, found.Whole = x.receipt(found.Snapshot.SnapshotID, s), true
+			return found, true
 		}
-		generation, err := strconv.Atoi(parts[2])
-		if err != nil || sandboxer.CheckID(parts[1]) != nil {
-			continue
-		}
-		return sandboxer.FoundSnapshot{Snapshot: x.receipt(parts[0], s), Whole: true, SandboxID: parts[1], Generation: generation}, true
 	}
 	return found, false
 }
@@ -83,7 +61,7 @@ func (x *extension) Snapshot(ctx context.Context, h sandboxer.Handle, id string)
 	is, _ := x.Handle(o, x.Env.Owner)
 	is.Credential = h.Credential
 	save := func() (snapshot, error) {
-		s, _, err := hosted.Send[snapshot](ctx, x.client, hosted.Request{Method: http.MethodPost, Path: at(o.Ref) + "/snapshots", Body: map[string]string{"name": x.name(id, is)}, Within: 6 * slow})
+		s, _, err := hosted.Send[snapshot](ctx, x.client, hosted.Request{Method: http.MethodPost, Path: at(o.Ref) + "/snapshots", Body: map[string]string{"name": x.SnapshotName(id, is)}, Within: 6 * slow})
 		return s, err
 	}
 	s, err := save()

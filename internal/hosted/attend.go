@@ -55,3 +55,17 @@ func Dial(base string) func(context.Context) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "tcp", net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), map[string]string{"http": "80"}[u.Scheme], "443")))
 	}
 }
+
+// Poll calls done until it is, with growing pauses. Its error is done's, or ctx's.
+func Poll(ctx context.Context, done func() (bool, error)) error {
+	for pause := 100 * time.Millisecond; ; pause = min(2*pause, 2*time.Second) {
+		if ok, err := done(); ok || err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(pause):
+		}
+	}
+}

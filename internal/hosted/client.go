@@ -274,6 +274,15 @@ func retryAfter(h http.Header) (longest time.Duration) {
 	return longest
 }
 
+// Clock returns the time of an answer by the service's clock, or ours if it does not tell.
+func Clock(header http.Header) time.Time {
+	now, err := http.ParseTime(header.Get("Date"))
+	if err != nil {
+		return time.Now()
+	}
+	return now
+}
+
 // maxPages bounds a listing: a service that names the next page for ever is not followed for ever.
 const maxPages = 1000
 

@@ -5,6 +5,8 @@ import (
 	"context"
 	"encoding/json"
 	"iter"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -38,6 +40,7 @@ type Sandboxes struct {
 type Object struct {
 	Ref  string // the service's name for it
 	Tags map[string]string
+	Down bool // it exists, and does not work
 
 	account sandboxer.SecretRef // in which it was found
 }
@@ -63,6 +66,16 @@ func CheckLife(spec sandboxer.Spec, longest time.Duration) error {
 	}
 	return sandboxer.Untouched(sandboxer.E(sandboxer.Unsupported, nil, "the service ends a sandbox after %s, and this one has to last for %s, with the time for its removal",
 		sandboxer.FormatDuration(longest), sandboxer.FormatDuration(needs.Round(time.Second))).WithHint("ask for a shorter time to live: --ttl"))
+}
+
+// Refuse refuses, as Unsupported, the first in the order of words of what is asked for, and a sandbox of the extension cannot have.
+func Refuse(extension string, asked map[string]bool) error {
+	for _, what := range slices.Sorted(maps.Keys(asked)) {
+		if asked[what] {
+			return sandboxer.E(sandboxer.Unsupported, nil, "a sandbox of %s cannot have %s", extension, what).WithHint("leave that out, or use another profile")
+		}
+	}
+	return nil
 }
 
 // Lifetime is the time that is left until the fuse, at least a millisecond, or longest if there is none.
@@ -320,6 +333,19 @@ func (s *Sandboxes) Ref(ctx context.Context, h sandboxer.Handle) (string, error)
 	return o.Ref, err
 }
 
+// On returns ctx for calls with the key of h's sandbox, and h with what the service has to be asked with. The sandbox need not exist
+// any more if h has that.
+func (s *Sandboxes) On(ctx context.Context, h sandboxer.Handle) (context.Context, sandboxer.Handle, error) {
+	if h.Ref == "" || h.Generation == 0 {
+		o, err := s.Find(ctx, h)
+		if err != nil {
+			return ctx, h, err
+		}
+		h, _ = s.Handle(o, s.Env.Owner)
+	}
+	return For(ctx, h.Credential), h, nil
+}
+
 // Teardown implements sandboxer.Extension.
 func (s *Sandboxes) Teardown(ctx context.Context, h sandboxer.Handle) (report sandboxer.CleanupReport, err error) {
 	if err := ctx.Err(); err != nil {
@@ -384,8 +410,11 @@ func (s *Sandboxes) Credential() sandboxer.Credential { return s.Keys.credential
 
 // IsAlive implements sandboxer.Prober.
 func (s *Sandboxes) IsAlive(ctx context.Context, h sandboxer.Handle) (sandboxer.Liveness, error) {
-	switch _, err := s.Find(ctx, h); sandboxer.KindOf(err) {
+	switch o, err := s.Find(ctx, h); sandboxer.KindOf(err) {
 	case "":
+		if o.Down {
+			return sandboxer.Unresponsive, nil
+		}
 		return sandboxer.Alive, nil
 	case sandboxer.NotFound:
 		return sandboxer.Gone, nil

@@ -1,14 +1,19 @@
 package inside
 
 import (
+	"cmp"
 	"context"
+	"fmt"
+	"io"
 	"os"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/agent"
+	"github.com/sand-boxer/sandboxer/internal/capture"
 	"github.com/sand-boxer/sandboxer/internal/program"
 )
 
@@ -40,15 +45,16 @@ mkdir -p "$2" && { uname -m 2>/dev/null || echo; [ -x "$2/sandboxer-agent" ] && 
 const take = `umask 022
 n=$1/new && [ "$(wc -c <"$n")" -eq "$3" ] && chmod 755 "$n" && mv -f "$n" "$1/sandboxer-agent" && echo "$2" >"$1/digest"`
 
-// Bring brings the agent's program into a sandbox, unless it is there. find finds it for a machine in the words of uname, "" if
+// Bring brings the agent's program into a sandbox, unless it is there. find finds it for an architecture, "" if
 // that is not known. ready: the file done exists, and nothing is left to do. Kinds: those of Run, Write and find.
-func (s Shell) Bring(ctx context.Context, done string, find func(machine string) (program.Program, error)) (ready bool, err error) {
+func (s Shell) Bring(ctx context.Context, done string, find func(arch string) (program.Program, error)) (ready bool, err error) {
 	has, err := s.Run(ctx, "looking for sandboxer-agent", look, done, s.Dir)
 	if err != nil || strings.TrimSpace(has) == "ready" {
 		return err == nil, err
 	}
 	machine, digest, _ := strings.Cut(has, "\n")
-	prog, err := find(strings.TrimSpace(machine))
+	machine = strings.TrimSpace(machine)
+	prog, err := find(cmp.Or(map[string]string{"x86_64": "amd64", "aarch64": "arm64"}[machine], capture.Text(machine, 50)))
 	if err != nil || strings.TrimSpace(digest) == prog.Digest {
 		return false, err
 	}
@@ -70,6 +76,91 @@ func (s Shell) Bring(ctx context.Context, done string, find func(machine string)
 	}
 	_, err = s.Run(ctx, "copying sandboxer-agent", take, s.Dir, prog.Digest, strconv.FormatInt(fi.Size(), 10))
 	return false, err
+}
+
+// Secret returns the token of the agent of a sandbox, and the directory in which scripts run. The token is made inside, once: it is
+// in no argument, and in no record of the backend.
+func (s Shell) Secret(ctx context.Context, done string) (token, dir string, err error) {
+	return cut(s.Run(ctx, "making a token", `umask 077
+[ -s "$1.token" ] || { head -c 24 /dev/urandom | od -An -tx1 | tr -d " \n"; echo; } >"$1.token"
+cat "$1.token" && pwd`, done))
+}
+
+// Entered returns the token of the agent of a complete sandbox, and what the file done says. Kind: Failed for another sandbox.
+func (s Shell) Entered(ctx context.Context, done string) (token, says string, err error) {
+	return cut(s.Run(ctx, "looking for the agent", `cat "$1.token" "$1"`, done))
+}
+
+func cut(said string, err error) (token, rest string, _ error) {
+	token, rest, _ = strings.Cut(strings.TrimSuffix(said, "\n"), "\n")
+	if err == nil && (token == "" || len(token) > 100 || strings.ContainsAny(token, " \r\t")) {
+		err = sandboxer.E(sandboxer.Failed, nil, "the sandbox has no token of its agent").WithHint("destroy it and create it again")
+	}
+	return token, rest, err
+}
+
+// An Order is what Complete brings into a sandbox, besides the agent.
+type Order struct {
+	sandboxer.Spec
+	Workspace string
+	Repo      string // directory of the server's machine for the workspace; empty for none
+	Port      int    // where the agent listens: the backend shows it
+}
+
+const startTime = 30 * time.Second // for the agent to answer
+
+// Complete completes a sandbox that has the agent's program and the token of done (Bring, Secret): with an agent that listens, the
+// environment, the workspace, the main command, and at last the file done, which has the workspace's path. c reaches the agent, and
+// run runs a command in the background by a shell inside. Complete can be repeated. Kinds: those of run and the agent's; Unavailable
+// for an agent that does not answer.
+func (s Shell) Complete(ctx context.Context, c *agent.Client, done string, o Order, run func(ctx context.Context, command string) error) error {
+	if err := c.Health(ctx); err != nil {
+		if err := s.start(ctx, c, done, o, run); err != nil {
+			return err
+		}
+	}
+	err := c.Init(ctx, agent.Settings{Env: o.Env, Workdir: &o.Workspace})
+	if err == nil && o.Repo != "" {
+		_, err = Pack(o.Repo, func(r io.Reader) error { return c.Unarchive(ctx, o.Workspace, r) })
+	}
+	if err == nil {
+		err = StartOnce(ctx, c, sandboxer.ProcessSpec{Args: o.Command})
+	}
+	if err == nil {
+		err = c.WriteFile(ctx, done, 0o600, strings.NewReader(o.Workspace+"\n"))
+	}
+	return err
+}
+
+// start starts the agent, and waits until it answers. What a proxy says meanwhile means nothing.
+func (s Shell) start(ctx context.Context, c *agent.Client, done string, o Order, run func(context.Context, string) error) error {
+	if err := run(ctx, s.serve(done, o)); err != nil {
+		return err
+	}
+	bounded, cancel := context.WithTimeout(ctx, startTime)
+	defer cancel()
+	for pause := 10 * time.Millisecond; ; pause = min(2*pause, time.Second) {
+		err := c.Health(bounded)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-bounded.Done():
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			said, _ := s.Run(ctx, "looking for the reason", `tail -c 500 "$1"`, done+".log")
+			return sandboxer.E(sandboxer.Unavailable, err, "the agent in the sandbox does not answer: %s", capture.Text(strings.TrimSpace(said), 500)).
+				WithHint("check that programs may run in %s, and that nothing else uses port %d", s.Dir, o.Port)
+		case <-time.After(pause):
+		}
+	}
+}
+
+// serve is the command that runs the agent with its token. Its parentheses keep the shell.
+func (s Shell) serve(done string, o Order) string {
+	return fmt.Sprintf(`(cd / && mkdir -p %[1]s && read -r SANDBOXER_AGENT_TOKEN <%[2]s && export SANDBOXER_AGENT_TOKEN && exec %[3]s init --untraced --listen 0.0.0.0:%[4]d --workdir %[1]s) >%[5]s 2>&1 </dev/null`,
+		Quoted(o.Workspace), Quoted(done+".token"), Quoted(s.Dir+"/"+AgentFile), o.Port, Quoted(done+".log"))
 }
 
 // StartOnce is Start, unless an earlier call started the main command.
