@@ -390,7 +390,7 @@ func (w *world) snapshots(rw http.ResponseWriter, r *http.Request, org string, p
 			}
 		}
 		slices.Sort(names)
-		page, _ := strconv.Atoi(r.FormValue("page"))
+		page, _ := strconv.Atoi(cmp.Or(r.FormValue("page"), "1"))
 		items := []any{}
 		for i, name := range names {
 			if i/2+1 == page {

@@ -52,7 +52,7 @@ func (w *world) relay(b *box, port string, c net.Conn) {
 	token, gate := b.token, w.gate
 	w.mu.Unlock()
 	<-gate
-	if !strings.Contains(head, "X-Daytona-Preview-Token: "+token+"\r\n") {
+	if !strings.Contains(strings.ToLower(head), strings.ToLower("X-Daytona-Preview-Token: "+token+"\r\n")) {
 		_, _ = io.WriteString(c, "HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
 		return
 	}
