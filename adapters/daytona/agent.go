@@ -24,11 +24,9 @@ import (
 // token that is made inside. The next process of the broker reads the token there.
 
 const (
-	agentDir  = "/tmp/.sandboxer" // any user can write there
-	agentPort = 9317              // of the ports that Daytona shows, 3000 to 9999
-
+	agentDir   = "/tmp/.sandboxer" // any user can write there
+	agentPort  = 9317              // of the ports that Daytona shows, 3000 to 9999
 	scriptTime = 30 * time.Second
-	uploadTime = 5 * time.Minute
 )
 
 // openAgent connects one call to the agent of h's sandbox (agent.Capabilities).
@@ -48,18 +46,7 @@ func (x *extension) openAgent(ctx context.Context, h sandboxer.Handle, _ bool) (
 		o, err := x.look(ctx, h.Ref)
 		return cmp.Or(err, o.why())
 	}
-	within, attended := hosted.Attend(ctx, c.Health, why)
-	done := func(err error) error {
-		err = attended(err)
-		switch kind := sandboxer.KindOf(err); kind {
-		case sandboxer.Unavailable, sandboxer.Timeout, sandboxer.Unauthenticated: // there may be another way now
-			x.agents.Drop(name)
-			if kind == sandboxer.Unauthenticated { // of the preview, which changes when the sandbox is started again
-				err = sandboxer.E(sandboxer.Unavailable, err, "Daytona refuses the way to the agent of the sandbox").WithHint("try again")
-			}
-		}
-		return err
-	}
+	within, done := hosted.Attend(ctx, c.Health, why, func() { x.agents.Drop(name) })
 	return agent.Call{Agent: c, Ctx: within, Done: done, Why: why}, nil
 }
 
@@ -67,9 +54,10 @@ func (x *extension) openAgent(ctx context.Context, h sandboxer.Handle, _ bool) (
 type toolbox struct{ *hosted.Client }
 
 // toolbox reaches the toolbox. What it says of a missing path is not taken for a word about the sandbox.
-func (x *extension) toolbox(o object) toolbox {
+func (x *extension) toolbox(o object) (b toolbox, sh inside.Shell) {
 	busy := map[int]sandboxer.Kind{http.StatusTooManyRequests: sandboxer.Exhausted}
-	return toolbox{&hosted.Client{Base: strings.TrimRight(o.Toolbox, "/") + "/" + url.PathEscape(o.ID), Keys: x.Keys, Refusals: busy}}
+	b = toolbox{&hosted.Client{Base: strings.TrimRight(o.Toolbox, "/") + "/" + url.PathEscape(o.ID), Keys: x.Keys, Refusals: busy}}
+	return b, inside.Shell{Dir: agentDir, Run: b.script, Write: b.write}
 }
 
 // script runs a script without single quotes (inside.Shell). The toolbox merges its outputs.
@@ -89,7 +77,7 @@ func (b toolbox) script(ctx context.Context, what, script string, args ...string
 // write writes a file (inside.Shell).
 func (b toolbox) write(ctx context.Context, name string, f *os.File, size int64) error {
 	form := &hosted.Form{Field: "files[0].path", Value: name, FileField: "files[0].file", Name: path.Base(name), File: f, Size: size}
-	_, _, err := hosted.Send[struct{}](ctx, b.Client, hosted.Request{Method: http.MethodPost, Path: "/files/bulk-upload", Body: form, Within: uploadTime})
+	_, _, err := hosted.Send[struct{}](ctx, b.Client, hosted.Request{Method: http.MethodPost, Path: "/files/bulk-upload", Body: form, Within: 5 * time.Minute})
 	return err
 }
 
@@ -101,10 +89,6 @@ func (b toolbox) run(ctx context.Context, command string) error {
 		_, err = hosted.Call[struct{}](ctx, b.Client, http.MethodPost, "/process/session/"+session+"/exec", map[string]any{"command": command, "runAsync": true})
 	}
 	return err
-}
-
-func (b toolbox) shell() inside.Shell {
-	return inside.Shell{Dir: agentDir, Run: b.script, Write: b.write}
 }
 
 // agentOf is the client of the agent in a sandbox.
@@ -128,7 +112,7 @@ func (x *extension) enter(ctx context.Context, h sandboxer.Handle) (*agent.Clien
 	if err = cmp.Or(err, x.link(o.Toolbox)); err != nil {
 		return nil, "", err
 	}
-	sh := x.toolbox(o).shell()
+	_, sh := x.toolbox(o)
 	token, workspace, err := sh.Entered(ctx, sh.Done(h.SandboxID, h.Generation))
 	if err != nil {
 		return nil, "", err
@@ -151,8 +135,7 @@ func (x *extension) complete(ctx context.Context, h sandboxer.Handle, spec sandb
 		return err
 	}
 	defer unlock()
-	b := x.toolbox(o)
-	sh := b.shell()
+	b, sh := x.toolbox(o)
 	done := sh.Done(spec.ID, spec.Generation)
 	ready, err := sh.Bring(ctx, done, func(arch string) (program.Program, error) {
 		return x.programs.Find(inside.AgentFile, arch, x.cfg.Agent)

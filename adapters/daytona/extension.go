@@ -73,17 +73,15 @@ func (c *creation) network(p sandboxer.NetworkPolicy) error {
 	var nets, domains []string
 	all, err := p.Destinations()
 	for _, d := range all {
-		switch {
-		case d.Port != 0 || d.Below:
-			return sandboxer.E(sandboxer.Unsupported, nil, "Daytona cannot enforce the destination %q: it knows neither ports nor patterns", d).WithHint("name domains, addresses or networks")
-		case d.Name == "":
+		if d.Name == "" {
 			nets = append(nets, d.Prefix.String())
-		default:
+		} else {
 			domains = append(domains, d.Name)
 		}
-	}
-	if len(nets) > 0 && len(domains) > 0 {
-		return sandboxer.E(sandboxer.Unsupported, nil, "Daytona takes a list of domains or one of addresses").WithHint("name only one of both kinds")
+		if d.Port != 0 || d.Below || len(nets) > 0 && len(domains) > 0 {
+			return sandboxer.E(sandboxer.Unsupported, nil, "Daytona cannot enforce the destination %q here: it knows no ports and patterns, and takes domains or addresses", d).
+				WithHint("name domains alone, or addresses and networks alone")
+		}
 	}
 	c.AllowList, c.DomainAllow = strings.Join(nets, ","), strings.Join(domains, ",")
 	return err
@@ -98,9 +96,6 @@ func (x *extension) minutes(fuse time.Time) int64 {
 func (x *extension) Provision(ctx context.Context, spec sandboxer.Spec) (sandboxer.Handle, error) {
 	return x.provision(ctx, spec, "")
 }
-
-// createTime bounds a create, which waits for a machine. There is time left to look for what it made.
-const createTime = 40 * time.Second
 
 // provision is Provision, from a snapshot of ours if one is named.
 func (x *extension) provision(ctx context.Context, spec sandboxer.Spec, snapshot string) (sandboxer.Handle, error) {
@@ -117,7 +112,7 @@ func (x *extension) provision(ctx context.Context, spec sandboxer.Spec, snapshot
 	h, err := x.Make(ctx, spec, func(ctx context.Context, tags map[string]string) (hosted.Object, error) {
 		c.Labels, c.TTL = tags, x.minutes(spec.Fuse)
 		c.AutoStop = c.TTL
-		o, _, err := hosted.Send[object](ctx, x.client, hosted.Request{Method: http.MethodPost, Path: "/sandbox", Body: c, Within: createTime})
+		o, _, err := hosted.Send[object](ctx, x.client, hosted.Request{Method: http.MethodPost, Path: "/sandbox", Body: c, Within: 40 * time.Second}) // it waits for a machine; there is time left to look for it
 		if err == nil {
 			err = o.check()
 		}

@@ -187,14 +187,18 @@ func TestRetryAfter(t *testing.T) {
 func TestAttend(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var answer, why error
+		forgotten := 0
 		ctx, leave := context.WithCancel(t.Context())
 		attend := func() (context.Context, func(error) error) {
-			return Attend(ctx, func(context.Context) error { return answer }, func() error { return why })
+			return Attend(ctx, func(context.Context) error { return answer }, func() error { return why }, func() { forgotten++ })
 		}
 		within, done := attend()
 		time.Sleep(time.Hour)
 		if err := done(nil); err != nil || within.Err() == nil {
 			t.Errorf("after an hour with answers: %v", err)
+		}
+		if _, done = attend(); sandboxer.KindOf(done(sandboxer.E(sandboxer.Unauthenticated, nil, "no"))) != sandboxer.Unavailable || forgotten != 1 {
+			t.Errorf("a token that is not taken was forgotten %d times", forgotten)
 		}
 		answer = errors.New("no answer")
 		within, done = attend()
@@ -213,6 +217,9 @@ func TestAttend(t *testing.T) {
 		<-within.Done()
 		if err := done(within.Err()); !errors.Is(err, context.Canceled) {
 			t.Errorf("after the caller left: %v", err)
+		}
+		if forgotten != 2 {
+			t.Errorf("the way was forgotten %d times", forgotten)
 		}
 	})
 }
