@@ -223,3 +223,34 @@ func TestAttend(t *testing.T) {
 		}
 	})
 }
+
+// The name of a snapshot says what it is of, to its owner alone, and a sandbox that does not work is not called alive.
+func TestNames(t *testing.T) {
+	s := &Sandboxes{
+		Env: sandboxer.Env{Extension: "ext.test", Owner: "o"},
+		Get: func(context.Context, string) (Object, error) {
+			return Object{Ref: "r", Down: true, Tags: hosts.Mark{Owner: "o", Extension: "ext.test", ID: "box", Generation: 2}.Labels(prefix)}, nil
+		},
+	}
+	h := sandboxer.Handle{SandboxID: "box", Generation: 2, Ref: "r"}
+	name := s.SnapshotName("snap", h)
+	f, ok := s.ReadSnapshotName(name, "o")
+	if !ok || f.Snapshot.SnapshotID != "snap" || f.SandboxID != "box" || f.Generation != 2 {
+		t.Errorf("%s says %+v, %t", name, f, ok)
+	}
+	for name, owner := range map[string]string{name: "other", name + "_x": "o", "sandboxer-x_snap_box_2": "o", s.SnapshotPrefix("o") + "snap_box_x": "o"} {
+		if f, ok := s.ReadSnapshotName(name, owner); ok {
+			t.Errorf("%s says %+v to %s", name, f, owner)
+		}
+	}
+	if later := h; s.Name(h) == s.Name(sandboxer.Handle{SandboxID: "box", Generation: 3}) || s.Name(later) != s.Name(h) {
+		t.Error("the name of a sandbox is not that of its generation")
+	}
+	if l, err := s.IsAlive(t.Context(), h); l != sandboxer.Unresponsive || err != nil {
+		t.Errorf("IsAlive = %s, %v", l, err)
+	}
+	one := For(t.Context(), sandboxer.SecretRef{Tenant: "a", Name: "key", Version: 1})
+	if InAccount(one, "r") == InAccount(t.Context(), "r") || InAccount(one, "r") == InAccount(one, "s") {
+		t.Error("two sandboxes have one name in a cache")
+	}
+}
