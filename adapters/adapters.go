@@ -5,6 +5,7 @@ package adapters
 import (
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/adapters/composessh"
+	"github.com/sand-boxer/sandboxer/adapters/daytona"
 	"github.com/sand-boxer/sandboxer/adapters/docker"
 	"github.com/sand-boxer/sandboxer/adapters/e2b"
 	"github.com/sand-boxer/sandboxer/adapters/local"
@@ -21,6 +22,7 @@ func All() []sandboxer.Adapter {
 	return []sandboxer.Adapter{
 		local.Adapter,
 		composessh.Adapter,
+		daytona.Adapter,
 		docker.Adapter,
 		e2b.Adapter,
 		modal.Adapter,

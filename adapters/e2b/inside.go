@@ -87,14 +87,7 @@ func (x *extension) openAgent(ctx context.Context, h sandboxer.Handle, _ bool) (
 		}
 	}
 	why := func() error { _, err := x.look(context.WithoutCancel(ctx), ref); return err }
-	within, attended := hosted.Attend(ctx, w.agent.Health, why)
-	done := func(err error) error {
-		if err = attended(err); sandboxer.KindOf(err) == sandboxer.Unauthenticated { // the service gives another token now
-			x.forget(ctx, ref)
-			return sandboxer.E(sandboxer.Unavailable, err, "the daemon of the sandbox refuses the token that the service gave: %s", sandboxer.Message(err)).WithHint("try again")
-		}
-		return err
-	}
+	within, done := hosted.Attend(ctx, w.agent.Health, why, func() { x.forget(ctx, ref) })
 	return agent.Call{Agent: w.agent, Ctx: within, Done: done, Why: why, Dir: w.dir, User: w.user}, nil
 }
 

@@ -90,6 +90,7 @@ func adapters() []sandboxer.Adapter {
 		{Kind: "remote", Isolation: container, Pricing: self, Config: &struct {
 			Kind string `yaml:"kind"`
 		}{}},
+		{Kind: "daytona", Isolation: sandboxer.Isolations(), Pricing: sandboxer.PricingModels()},
 		{Kind: "e2b", Handlers: []string{"sandboxer.extensions.e2b"}, Isolation: sandboxer.Isolations(), Pricing: sandboxer.PricingModels()},
 		{Kind: "modal", Handlers: []string{"sandboxer.extensions.modal"}, Isolation: sandboxer.Isolations(), Pricing: sandboxer.PricingModels()},
 		{Kind: "saas-stub", Handlers: []string{"sandboxer.extensions.saas_stub"}, Isolation: sandboxer.Isolations(), Pricing: sandboxer.PricingModels()},

@@ -17,8 +17,9 @@ const (
 
 // Attend returns ctx that also ends, after a minute or so, when ask finds that the sandbox does not answer any more: a call may move
 // no data for long, and the service is far away. done ends the questions, and turns the error of the call into the one for its
-// caller: why's if there was no answer, or Unavailable.
-func Attend(ctx context.Context, ask func(context.Context) error, why func() error) (within context.Context, done func(error) error) {
+// caller: why's if there was no answer, or Unavailable, also if the agent does not take the token that the service gave. Then, or
+// without an answer, there may be another way to the sandbox now, and forget is called.
+func Attend(ctx context.Context, ask func(context.Context) error, why func() error, forget func()) (within context.Context, done func(error) error) {
 	within, end := context.WithCancelCause(ctx)
 	silent := sandboxer.E(sandboxer.Unavailable, nil, "the sandbox does not answer any more").WithHint("try again later")
 	go func() {
@@ -39,7 +40,14 @@ func Attend(ctx context.Context, ask func(context.Context) error, why func() err
 	return within, func(err error) error {
 		end(nil)
 		if err != nil && ctx.Err() == nil && context.Cause(within) == silent {
-			return cmp.Or(why(), error(silent))
+			err = cmp.Or(why(), error(silent))
+		}
+		switch sandboxer.KindOf(err) {
+		case sandboxer.Unauthenticated:
+			err = sandboxer.E(sandboxer.Unavailable, err, "the sandbox refuses the token that the service gave: %s", sandboxer.Message(err)).WithHint("try again")
+			forget()
+		case sandboxer.Unavailable, sandboxer.Timeout:
+			forget()
 		}
 		return err
 	}

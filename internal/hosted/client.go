@@ -136,7 +136,7 @@ func Call[T any](ctx context.Context, c *Client, method, path string, body any) 
 
 // Send sends one request and reads the answer; one without content (204) is empty, and one for a struct{} may be. Kinds: those of c.Refusals,
 // with Error.Untouched set; Unavailable if there is no answer, or another one. Status has the status of a failure. Further tries
-// are within the same time.
+// are within the same time. header is that of the last answer, also of a failure.
 func Send[T any](ctx context.Context, c *Client, r Request) (out T, header http.Header, err error) {
 	body, err := bodyOf(r.Body)
 	if err != nil {
@@ -150,18 +150,21 @@ func Send[T any](ctx context.Context, c *Client, r Request) (out T, header http.
 	defer cancel()
 	for try := 1; ; try++ {
 		answer, res, again, err := c.try(ctx, bounded, key, r, body)
+		if header = nil; res != nil {
+			header = res.Header
+		}
 		switch {
 		case err != nil:
 		case res.StatusCode == http.StatusNoContent, len(answer) == 0 && any(out) == any(struct{}{}):
-			return out, res.Header, nil
+			return out, header, nil
 		default:
 			if _, err := strictjson.DecodeStored(answer, &out); err != nil {
-				return out, nil, sandboxer.E(sandboxer.Unavailable, err, "the service answers something that cannot be read").WithHint("check that the URL leads to the service")
+				return out, header, sandboxer.E(sandboxer.Unavailable, err, "the service answers something that cannot be read").WithHint("check that the URL leads to the service")
 			}
-			return out, res.Header, nil
+			return out, header, nil
 		}
 		if !again || try >= cmp.Or(c.Tries, maxTries) || !pause(bounded, max(sandboxer.RetryAfterOf(err), rand.N(min(firstPause<<(try-1), lastPause)))) {
-			return out, nil, err
+			return out, header, err
 		}
 	}
 }
@@ -208,7 +211,7 @@ func (c *Client) try(ctx, bounded context.Context, key sandboxer.Secret, r Reque
 		err = noAnswer(ctx, err)
 		return nil, nil, sandboxer.IsUntouched(err), err
 	case res.StatusCode/100 != 2:
-		return nil, nil, res.StatusCode/100 == 5 && (r.Method == http.MethodGet || r.Method == http.MethodHead || r.Method == http.MethodDelete), c.failure(ctx, res, answer)
+		return nil, res, res.StatusCode/100 == 5 && (r.Method == http.MethodGet || r.Method == http.MethodHead || r.Method == http.MethodDelete), c.failure(ctx, res, answer)
 	}
 	return answer, res, false, nil
 }

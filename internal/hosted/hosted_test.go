@@ -187,14 +187,18 @@ func TestRetryAfter(t *testing.T) {
 func TestAttend(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var answer, why error
+		forgotten := 0
 		ctx, leave := context.WithCancel(t.Context())
 		attend := func() (context.Context, func(error) error) {
-			return Attend(ctx, func(context.Context) error { return answer }, func() error { return why })
+			return Attend(ctx, func(context.Context) error { return answer }, func() error { return why }, func() { forgotten++ })
 		}
 		within, done := attend()
 		time.Sleep(time.Hour)
 		if err := done(nil); err != nil || within.Err() == nil {
 			t.Errorf("after an hour with answers: %v", err)
+		}
+		if _, done = attend(); sandboxer.KindOf(done(sandboxer.E(sandboxer.Unauthenticated, nil, "no"))) != sandboxer.Unavailable || forgotten != 1 {
+			t.Errorf("a token that is not taken was forgotten %d times", forgotten)
 		}
 		answer = errors.New("no answer")
 		within, done = attend()
@@ -214,5 +218,39 @@ func TestAttend(t *testing.T) {
 		if err := done(within.Err()); !errors.Is(err, context.Canceled) {
 			t.Errorf("after the caller left: %v", err)
 		}
+		if forgotten != 2 {
+			t.Errorf("the way was forgotten %d times", forgotten)
+		}
 	})
+}
+
+// The name of a snapshot says what it is of, to its owner alone, and a sandbox that does not work is not called alive.
+func TestNames(t *testing.T) {
+	s := &Sandboxes{
+		Env: sandboxer.Env{Extension: "ext.test", Owner: "o"},
+		Get: func(context.Context, string) (Object, error) {
+			return Object{Ref: "r", Down: true, Tags: hosts.Mark{Owner: "o", Extension: "ext.test", ID: "box", Generation: 2}.Labels(prefix)}, nil
+		},
+	}
+	h := sandboxer.Handle{SandboxID: "box", Generation: 2, Ref: "r"}
+	name := s.SnapshotName("snap", h)
+	f, ok := s.ReadSnapshotName(name, "o")
+	if !ok || f.Snapshot.SnapshotID != "snap" || f.SandboxID != "box" || f.Generation != 2 {
+		t.Errorf("%s says %+v, %t", name, f, ok)
+	}
+	for name, owner := range map[string]string{name: "other", name + "_x": "o", "sandboxer-x_snap_box_2": "o", s.SnapshotPrefix("o") + "snap_box_x": "o"} {
+		if f, ok := s.ReadSnapshotName(name, owner); ok {
+			t.Errorf("%s says %+v to %s", name, f, owner)
+		}
+	}
+	if later := h; s.Name(h) == s.Name(sandboxer.Handle{SandboxID: "box", Generation: 3}) || s.Name(later) != s.Name(h) {
+		t.Error("the name of a sandbox is not that of its generation")
+	}
+	if l, err := s.IsAlive(t.Context(), h); l != sandboxer.Unresponsive || err != nil {
+		t.Errorf("IsAlive = %s, %v", l, err)
+	}
+	one := For(t.Context(), sandboxer.SecretRef{Tenant: "a", Name: "key", Version: 1})
+	if InAccount(one, "r") == InAccount(t.Context(), "r") || InAccount(one, "r") == InAccount(one, "s") {
+		t.Error("two sandboxes have one name in a cache")
+	}
 }
