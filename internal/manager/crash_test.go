@@ -300,7 +300,7 @@ func (s script) live() (out outcome, err error) {
 		}
 	}
 	if strings.HasPrefix(s.Scenario, "pool") {
-		if err := emptyPool(m, store); err != nil {
+		if err := emptyPool(m, store, "paid"); err != nil {
 			return out, err
 		}
 	}
@@ -401,11 +401,11 @@ func (s script) waitForPool(m *Manager, store sandboxer.Store) bool {
 }
 
 // emptyPool ends the pool and what is in it, as a broker without its profile does.
-func emptyPool(m *Manager, store sandboxer.Store) error {
-	p := m.poolOf("profile.paid")
+func emptyPool(m *Manager, store sandboxer.Store, profile string) error {
+	p := m.poolOf("profile." + profile)
 	p.filling.Lock() // for good
 	return insist(func() error {
-		if _, _, err := m.DrainPool(admin, "paid"); err != nil {
+		if _, _, err := m.DrainPool(admin, profile); err != nil {
 			return err
 		}
 		left, _, err := store.Sandboxes(context.Background(), sandboxer.Query{States: liveStates})
