@@ -104,6 +104,7 @@ func playModel(t *testing.T, rt *rapid.T, d *deaths) {
 				Route: &sandboxer.Route{Policy: sandboxer.RouteBurst, Candidates: []sandboxer.Candidate{{Extension: "ext.fake"}, {Extension: "ext.other"}}}})
 			s.profiles = append(s.profiles, sandboxer.Profile{ID: "profile.pooled", Extension: "ext.fake", TTL: time.Hour, MaxTTL: 2 * time.Hour,
 				Pool: sandboxer.Pool{Size: 1}, Ready: sandboxer.ReadyCheck{Command: []string{"true"}}})
+			s.profiles = append(s.profiles, sandboxer.Profile{ID: "profile.far", Extension: "ext.other", TTL: time.Hour, MaxTTL: 2 * time.Hour})
 			for i := range s.profiles {
 				s.profiles[i].MaxPaused, s.profiles[i].Network.Mode = time.Hour, sandboxer.NetworkPublic
 			}
@@ -182,7 +183,7 @@ func (m *model) doCreate(t *rapid.T) {
 	m.settle()
 	id := chosenID(t)
 	req := sandboxer.CreateRequest{
-		Profile: rapid.SampledFrom([]string{"paid", "test", "burst"}).Draw(t, "profile"),
+		Profile: rapid.SampledFrom([]string{"paid", "test", "burst", "far"}).Draw(t, "profile"),
 		TTL:     rapid.SampledFrom([]time.Duration{time.Minute, time.Hour}).Draw(t, "ttl"),
 		Inputs:  map[string]string{"sandbox_id": id},
 	}
@@ -316,7 +317,7 @@ func (m *model) doPause(t *rapid.T) {
 		m.was(id, sb)
 	case m.faulty: // it runs on, is being paused still, or is lost
 		m.look(t, id)
-	case b != nil && (b.state == sandboxer.Running || depth == ""):
+	case b != nil && (b.state == sandboxer.Running || depth == "") && !isKind(err, sandboxer.Unsupported): // ext.other freezes nothing
 		t.Fatalf("pause of %s: %v", id, err)
 	}
 }
@@ -348,7 +349,9 @@ func (m *model) look(t *rapid.T, id string) {
 	if b == nil {
 		return
 	}
-	m.settle()
+	if m.settle(); m.died(t, id) {
+		return
+	}
 	sb, err := m.store.SandboxGeneration(admin, id, b.generation)
 	if err != nil {
 		t.Fatal(err)
@@ -376,7 +379,7 @@ func (m *model) doSnapshot(t *rapid.T) {
 	switch {
 	case err == nil && (b == nil && !m.faulty || rec.State != sandboxer.SnapshotSealed):
 		t.Fatalf("snapshot of %s gave %+v; believed %+v", id, rec, b)
-	case err != nil && !m.faulty && b != nil && b.state == sandboxer.Running:
+	case err != nil && !m.faulty && b != nil && b.state == sandboxer.Running && !isKind(err, sandboxer.Unsupported): // ext.other has none of its own
 		t.Fatalf("snapshot of %s: %v", id, err)
 	}
 }

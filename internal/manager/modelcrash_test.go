@@ -158,7 +158,9 @@ func (m *model) died(t *rapid.T, id string) bool {
 
 // learn believes what the record of id says, and takes over what the broker made under other IDs.
 func (m *model) learn(t *rapid.T, id string) {
-	m.settle()
+	if m.settle(); m.died(t, id) {
+		return
+	}
 	delete(m.live, id)
 	if sb, err := m.store.Sandbox(admin, id); err == nil && sb.State == sandboxer.Terminated {
 		m.ends[id] = max(m.ends[id], sb.Generation)
@@ -190,7 +192,7 @@ func (m *model) busy(t *rapid.T) (busy bool) {
 // learnKey takes over what was made under a key, if that ran. Until then, which open reports, it is not known what a request gets
 // under the key: it may be used again if the sandbox never runs.
 func (m *model) learnKey(t *rapid.T, key string) (open bool) {
-	if key == "" {
+	if key == "" || m.deaths.over() { // then the request gets no answer
 		return false
 	}
 	k, err := m.store.IdempotencyKey(admin, sandboxer.DefaultTenant, key)

@@ -143,7 +143,9 @@ func (m *model) doStray(t *rapid.T) {
 	if m.ends[id] == 0 {
 		t.Skip("it has not ended yet")
 	}
-	m.settle()
+	if m.settle(); m.died(t, id) {
+		return
+	}
 	sb, err := m.store.SandboxGeneration(admin, id, m.ends[id])
 	if err != nil {
 		t.Fatal(err)

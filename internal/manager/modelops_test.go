@@ -16,7 +16,7 @@ func (m *model) doClaim(t *rapid.T) {
 		t.Skip("there are enough")
 	}
 	m.settle()
-	req := sandboxer.CreateRequest{Profile: "pooled"}
+	req := sandboxer.CreateRequest{Profile: "pooled", TTL: time.Minute}
 	if rapid.Bool().Draw(t, "keyed") {
 		req.Key = rapid.SampledFrom([]string{"red", "blue"}).Draw(t, "key")
 	}
@@ -50,7 +50,7 @@ func (m *model) hasEnough(t *rapid.T) bool {
 		}
 		return sb.State == sandboxer.Terminated
 	})
-	return len(m.made) >= 2
+	return len(m.made) >= 3
 }
 
 // have takes over a sandbox whose ID the broker chose.
