@@ -32,6 +32,7 @@ type model struct {
 	made    []string               // sandboxes that live, and whose IDs the broker chose
 	saved   []string               // snapshots
 	grants  int
+	lied    bool    // a backend may have said that it removed what it did not
 	deaths  *deaths // nil: no life ends in the middle of something
 }
 

@@ -32,7 +32,7 @@ func (m *model) doFault(t *rapid.T) {
 	case 4:
 		f.Delay = 10 * time.Second
 		if f.Verb == fake.VerbTeardown || f.Verb == fake.VerbList || f.Verb == fake.VerbPause {
-			f.Lie = true
+			f.Lie, m.lied = true, true
 		}
 	}
 	m.world.Inject(f)

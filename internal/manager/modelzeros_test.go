@@ -54,10 +54,14 @@ func (m *model) zeros(t *rapid.T) {
 	}
 	known := map[string]int{} // of each ID the newest generation of objects
 	ended := map[generationKey]time.Time{}
+	places := map[generationKey]string{} // hosts of those that live
 	metered := m.metered()
 	err = m.records(admin, sandboxer.Query{}, func(sb *sandboxer.Sandbox) {
 		known[sb.ID] = max(known[sb.ID], lifecycle.ObjectGeneration(sb))
 		ended[generationKey{sb.ID, lifecycle.ObjectGeneration(sb)}] = sb.EndingAt
+		if sb.State != sandboxer.Terminated {
+			places[generationKey{sb.ID, lifecycle.ObjectGeneration(sb)}] = sb.Host
+		}
 		b := bills[generationKey{sb.ID, sb.Generation}]
 		if b == nil {
 			b = &bill{}
@@ -101,6 +105,9 @@ func (m *model) zeros(t *rapid.T) {
 	for _, o := range m.objects() {
 		if o.Spec.Generation > known[o.Spec.ID] {
 			t.Fatalf("%s/%d is there, and of it no more than generation %d is recorded", o.Spec.ID, o.Spec.Generation, known[o.Spec.ID])
+		}
+		if host := places[generationKey{o.Spec.ID, o.Spec.Generation}]; host != "" && host != o.Host && !m.lied {
+			t.Fatalf("%s/%d is on %s, and its record says that it is on %s", o.Spec.ID, o.Spec.Generation, o.Host, host)
 		}
 	}
 	for _, e := range slices.Concat(m.world.Log(), m.setup.other.Log()) {
