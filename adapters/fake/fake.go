@@ -191,6 +191,9 @@ func (e *Extension) Close() error {
 	return nil
 }
 
+// Inject makes things go wrong from now on, for this extension alone: others of the same world go on.
+func (e *Extension) Inject(faults ...Fault) { e.faults.add(faults...) }
+
 // Without implements sandboxer.Narrower.
 func (e *Extension) Without() []sandboxer.Capability {
 	if e.cfg.Agent == "" {

@@ -11,6 +11,8 @@ import (
 	"go/parser"
 	"go/token"
 	"io"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -42,6 +44,7 @@ const (
 type script struct {
 	Dir, Socket, Owner string
 	Other              string // the socket of another world, if the scenario needs one
+	Receiver           string // of usage rows, a URL, if the scenario needs one
 	Log                string // of the world
 	Kill               point  // die here; empty means not at all
 	Scenario           string
@@ -88,15 +91,20 @@ func play(role string) int {
 	return 0
 }
 
-// A lateBiller does not know yet what a sandbox cost when it is asked for the first time after its end, however late that is.
+// A lateBiller does not know yet what a sandbox cost when it is asked for the first time after its end, however late that is;
+// with silent set, not before known is set.
 type lateBiller struct {
 	*fake.Extension
-	asked atomic.Bool
+	silent bool
+	known  atomic.Bool
 }
 
 func (l *lateBiller) MeterActual(ctx context.Context, h sandboxer.Handle, d time.Duration) (sandboxer.Usage, error) {
 	u, err := l.Extension.MeterActual(ctx, h, d)
-	u.Final = u.Final && l.asked.Swap(true)
+	if u.Final && !l.known.Load() {
+		u.Final = false
+		l.known.Store(!l.silent)
+	}
 	return u, err
 }
 
@@ -112,7 +120,7 @@ func (s script) live() (out outcome, err error) {
 		Decode: func(v any) error {
 			cfg := v.(*fake.Config)
 			cfg.Server = s.Socket
-			if s.Scenario == "settle" {
+			if s.Scenario == "settle" || s.Scenario == "correct" {
 				cfg.Setup, cfg.PerHour, cfg.BillsAfter = 20_000, 120_000, 1
 			}
 			if s.Scenario == "move" || s.Scenario == "untouched" {
@@ -145,8 +153,10 @@ func (s script) live() (out outcome, err error) {
 		defer b.Close()
 		others = []Extension{{Info: sandboxer.ExtensionInfo{ID: "ext.other", Inputs: fake.Adapter.Inputs}, Backend: b}}
 	}
-	if s.Scenario == "settle" {
-		ext = &lateBiller{Extension: ext.(*fake.Extension)}
+	biller := &lateBiller{silent: s.Scenario == "correct"}
+	if s.Scenario == "settle" || s.Scenario == "correct" {
+		biller.Extension = ext.(*fake.Extension)
+		ext = biller
 	}
 	b := backend.New("ext.fake", ext, backend.Options{})
 	defer b.Close()
@@ -155,11 +165,14 @@ func (s script) live() (out outcome, err error) {
 	if s.Scenario == "sink" {
 		opts.Sinks = []sandboxer.Sink{{Name: "books", File: filepath.Join(s.Dir, "usage.jsonl")}}
 	}
+	if s.Receiver != "" {
+		opts.Sinks = []sandboxer.Sink{{Name: "books", URL: s.Receiver}}
+	}
 	if s.Scenario == "settle" {
 		opts.meterEvery = 20 * time.Millisecond
 	}
 	opts.fail = func(p point) {
-		if p == s.Kill {
+		if p == s.Kill && (!biller.silent || biller.known.Load()) {
 			syscall.Kill(os.Getpid(), syscall.SIGKILL)
 			select {}
 		}
@@ -203,7 +216,7 @@ func (s script) live() (out outcome, err error) {
 		}
 	}
 	switch s.Scenario {
-	case "create", "move", "untouched", "answer", "burst", "debt", "sink":
+	case "create", "move", "untouched", "answer", "burst", "debt", "sink", "correct":
 	case "settle":
 		err := insist(func() error {
 			sb, err := m.Get(acme, out.Sandbox.ID)
@@ -265,13 +278,16 @@ func (s script) live() (out outcome, err error) {
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
-	if s.Scenario == "settle" {
+	if s.Scenario == "settle" || s.Scenario == "correct" {
 		err := insist(func() error {
 			sb, err := m.Get(acme, out.Sandbox.ID)
 			if err == nil && sb.Billing != "" {
-				err = errors.New("its bill is pending")
+				err = fmt.Errorf("its bill is %s", sb.Billing)
 			}
 			out.Sandbox = sb
+			if err != nil && s.Scenario == "correct" {
+				return errors.Join(err, biller.late(m, sb))
+			}
 			return err
 		})
 		if err != nil {
@@ -284,7 +300,7 @@ func (s script) live() (out outcome, err error) {
 		}
 	}
 	if strings.HasPrefix(s.Scenario, "pool") {
-		if err := emptyPool(m, store); err != nil {
+		if err := emptyPool(m, store, "paid"); err != nil {
 			return out, err
 		}
 	}
@@ -329,17 +345,32 @@ func (s script) live() (out outcome, err error) {
 	return out, err
 }
 
+// late has the pending bill of sb be settled by the clock, as if an hour had passed, and its backend know then what it cost.
+func (l *lateBiller) late(m *Manager, sb *sandboxer.Sandbox) error {
+	l.known.Store(sb.Billing == sandboxer.BillingEstimated)
+	if sb.Billing != sandboxer.BillingPending {
+		return nil
+	}
+	return m.box(sb).update(admin, func(sb *sandboxer.Sandbox, _ *sandboxer.Writes) error {
+		sb.EndedAt = sb.EndedAt.Add(-billWithin)
+		return nil
+	})
+}
+
 // told waits until the sink has every row, and returns the IDs of the events in its file.
 func (m *Manager) told(sink sandboxer.Sink) (ids []string, err error) {
 	err = insist(func() error {
 		st, err := m.Sink(admin, sink.Name)
-		if err == nil && (st.Behind > 0 || st.Seq == 0) {
+		if err == nil && (st.Behind > 0 || st.Seq == 0 || st.DeadLetters > 0) {
 			err = fmt.Errorf("the sink is %d rows behind: %s", st.Behind, st.Problem)
 		}
 		return err
 	})
 	if err != nil {
 		return nil, err
+	}
+	if sink.File == "" {
+		return nil, nil
 	}
 	data, err := os.ReadFile(sink.File)
 	for line := range strings.Lines(string(data)) {
@@ -370,11 +401,11 @@ func (s script) waitForPool(m *Manager, store sandboxer.Store) bool {
 }
 
 // emptyPool ends the pool and what is in it, as a broker without its profile does.
-func emptyPool(m *Manager, store sandboxer.Store) error {
-	p := m.poolOf("profile.paid")
+func emptyPool(m *Manager, store sandboxer.Store, profile string) error {
+	p := m.poolOf("profile." + profile)
 	p.filling.Lock() // for good
 	return insist(func() error {
-		if _, _, err := m.DrainPool(admin, "paid"); err != nil {
+		if _, _, err := m.DrainPool(admin, profile); err != nil {
 			return err
 		}
 		left, _, err := store.Sandboxes(context.Background(), sandboxer.Query{States: liveStates})
@@ -541,6 +572,37 @@ func TestCrash(t *testing.T) {
 			})
 		}
 	})
+	// A bill that was settled by the clock is corrected when the broker dies: the row of the correction is written once, and
+	// nothing is charged for it.
+	t.Run("correct", func(t *testing.T) {
+		for _, side := range []point{".before", ".after"} {
+			for _, kills := range []int{1, 2} {
+				t.Run(fmt.Sprint(pSettled, side, "/kills=", kills), func(t *testing.T) {
+					t.Parallel()
+					id := fmt.Sprint("crash-", n.Add(1))
+					lives.Store(id, t.Name())
+					crashAndRecover(t, script{Dir: t.TempDir(), Socket: world.Socket, Owner: id, Scenario: "correct", Kill: pSettled + side}, kills)
+				})
+			}
+		}
+	})
+	// A receiver of usage rows that loses an answer, and is busy then, has each row in its books.
+	t.Run("receiver", func(t *testing.T) {
+		for _, p := range []point{pSent, pTaken} {
+			for _, side := range []point{".before", ".after"} {
+				t.Run(fmt.Sprint(p, side), func(t *testing.T) {
+					t.Parallel()
+					id := fmt.Sprint("crash-", n.Add(1))
+					lives.Store(id, t.Name())
+					v := &receiver{books: map[string]int{}}
+					srv := httptest.NewServer(v)
+					defer srv.Close()
+					s := script{Dir: t.TempDir(), Socket: world.Socket, Owner: id, Scenario: "sink", Receiver: srv.URL, Kill: p + side}
+					v.has(t, crashAndRecover(t, s, 1).Rows)
+				})
+			}
+		}
+	})
 	// What the world saw of each, in one reading: its log is long by now.
 	log, err := remote.Log(t.Context())
 	if err != nil {
@@ -570,7 +632,7 @@ func TestCrash(t *testing.T) {
 
 // crashAndRecover lives until it was killed so many times, or cannot reach the point
 // any more, and then once without a kill.
-func crashAndRecover(t *testing.T, s script, kills int) {
+func crashAndRecover(t *testing.T, s script, kills int) outcome {
 	t.Helper()
 	for i := range kills {
 		out, killed := s.start(t)
@@ -601,7 +663,7 @@ func crashAndRecover(t *testing.T, s script, kills int) {
 		t.Errorf("on hold: %+v", out.Holds)
 	}
 	if s.Scenario == "orphan" {
-		return
+		return out
 	}
 	records := 1
 	if strings.HasPrefix(s.Scenario, "snapshot") {
@@ -619,11 +681,56 @@ func crashAndRecover(t *testing.T, s script, kills int) {
 	if want := sandboxer.Credit - out.Cost; out.Balance != want || out.Sandbox.Cost < 20_000 {
 		t.Errorf("cost %s, balance %s, want %s", out.Cost, out.Balance, want)
 	}
-	if out.Charged != out.Cost || len(out.Rows) != records {
+	rows := records
+	if s.Scenario == "correct" {
+		rows++
+	}
+	if out.Charged != out.Cost || len(out.Rows) != rows {
 		t.Errorf("%d usage rows charge %s for %d sandboxes that cost %s", len(out.Rows), out.Charged, records, out.Cost)
 	}
-	if s.Scenario == "sink" && !slices.Equal(out.Told, out.Rows) {
+	if s.Scenario == "sink" && s.Receiver == "" && !slices.Equal(out.Told, out.Rows) {
 		t.Errorf("the sink has %q of %q", out.Told, out.Rows)
+	}
+	return out
+}
+
+// A receiver of usage rows enters each event in its books. It loses its first answer, and is busy the next time.
+type receiver struct {
+	mu    sync.Mutex
+	books map[string]int // how often each came
+	calls int
+}
+
+func (v *receiver) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+	var batch []struct{ ID string }
+	err := json.NewDecoder(req.Body).Decode(&batch)
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for _, e := range batch {
+		v.books[e.ID]++
+	}
+	switch v.calls++; {
+	case err != nil:
+		w.WriteHeader(http.StatusBadRequest)
+	case v.calls == 1:
+		panic(http.ErrAbortHandler)
+	case v.calls == 2:
+		w.WriteHeader(http.StatusServiceUnavailable)
+	}
+}
+
+// has checks that the books have those rows, and no other.
+func (v *receiver) has(t *testing.T, rows []string) {
+	t.Helper()
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for _, key := range rows {
+		if v.books[key] == 0 {
+			t.Errorf("the receiver lacks row %s", key)
+		}
+	}
+	if len(v.books) != len(rows) || v.calls < 3 {
+		t.Errorf("after %d calls the receiver has %v of %q", v.calls, v.books, rows)
 	}
 }
 

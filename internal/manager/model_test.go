@@ -4,6 +4,8 @@ import (
 	"flag"
 	"fmt"
 	"maps"
+	"path/filepath"
+	"runtime/debug"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -27,6 +29,11 @@ type model struct {
 	granted sandboxer.Credits
 	calm    time.Time              // since when the backend does what it is told; zero: it does not
 	missing map[stranded]time.Time // records whose object is gone, since when that was noticed
+	made    []string               // sandboxes that live, and whose IDs the broker chose
+	saved   []string               // snapshots
+	grants  int
+	lied    bool    // a backend may have said that it removed what it did not
+	deaths  *deaths // nil: no life ends in the middle of something
 }
 
 // stranded is a state of a sandbox that needs an object, and has none.
@@ -51,69 +58,115 @@ type believed struct {
 // TestModel does random things in random order, over restarts and faults, and
 // compares what happens with the model.
 func TestModel(t *testing.T) {
-	if f := flag.Lookup("rapid.checks"); f.Value.String() == f.DefValue { // -rapid.checks=1000 for a night
-		f.Value.Set("20")
+	setRapid(t, "checks", "20") // -rapid.checks=1000 for a night
+	checkModel(t, nil)
+}
+
+// setRapid sets a flag of rapid for the time of a test, unless it was given.
+func setRapid(t *testing.T, name, value string) {
+	f := flag.Lookup("rapid." + name)
+	if was := f.Value.String(); was == f.DefValue {
+		f.Value.Set(value)
+		t.Cleanup(func() { f.Value.Set(was) })
 	}
+}
+
+func checkModel(t *testing.T, d *deaths) {
 	rapid.Check(t, func(rt *rapid.T) {
 		var failed any
 		synctest.Test(t, func(t *testing.T) {
-			defer func() { failed = recover() }() // rapid wants its panics in its own goroutine
-			playModel(t, rt)
+			defer func() { // rapid wants its panics in its own goroutine
+				failed = recover()
+				if err, ok := failed.(error); ok {
+					failed = fmt.Sprintf("%v\n%s", err, debug.Stack())
+				}
+			}()
+			playModel(t, rt, d)
 		})
+		if fmt.Sprintf("%T", failed) == "rapid.invalidData" {
+			panic(failed) // no failure: rapid tells them apart by the line
+		}
 		if failed != nil {
 			panic(failed)
 		}
 	})
 }
 
-func playModel(t *testing.T, rt *rapid.T) {
+func playModel(t *testing.T, rt *rapid.T, d *deaths) {
 	meter := rapid.SampledFrom([]sandboxer.Credits{60_000, 240_000}).Draw(rt, "meter")
-	bills := rapid.SampledFrom([]time.Duration{0, 1, 20 * time.Minute, 2 * time.Hour}).Draw(rt, "bills")
+	bills := rapid.SampledFrom([]time.Duration{0, 1, 20 * time.Minute, 90 * time.Minute}).Draw(rt, "bills")
 	other := fake.NewWorld()
 	defer other.Close()
 	m := &model{
 		rig: newRig(t, func(s *setup) {
 			quiet(s)
 			s.other = other
-			s.profiles = append(s.profiles, sandboxer.Profile{ID: "profile.burst", TTL: time.Hour, MaxTTL: 2 * time.Hour, MaxPaused: time.Hour,
+			s.profiles = append(s.profiles, sandboxer.Profile{ID: "profile.burst", TTL: time.Hour, MaxTTL: 2 * time.Hour,
 				Route: &sandboxer.Route{Policy: sandboxer.RouteBurst, Candidates: []sandboxer.Candidate{{Extension: "ext.fake"}, {Extension: "ext.other"}}}})
-			s.profiles[0].MaxPaused, s.profiles[1].MaxPaused = time.Hour, time.Hour
+			s.profiles = append(s.profiles, sandboxer.Profile{ID: "profile.pooled", Extension: "ext.fake", TTL: time.Hour, MaxTTL: 2 * time.Hour,
+				Pool: sandboxer.Pool{Size: 1}, Ready: sandboxer.ReadyCheck{Command: []string{"true"}}})
+			s.profiles = append(s.profiles, sandboxer.Profile{ID: "profile.far", Extension: "ext.other", TTL: time.Hour, MaxTTL: 2 * time.Hour})
+			for i := range s.profiles {
+				s.profiles[i].MaxPaused, s.profiles[i].Network.Mode = time.Hour, sandboxer.NetworkPublic
+			}
 			s.profiles[1].OnCost = sandboxer.CostExtend
 			s.opts.SweepEvery = 30 * time.Second
+			s.opts.SnapshotStore = dirStore{s.dir}
+			s.opts.Sinks = []sandboxer.Sink{{Name: "books", File: filepath.Join(s.dir, "usage.jsonl")}}
+			s.opts.fail = d.pass
 			s.fake.Hosts = []string{"left", "right"}
 			s.fake.Setup, s.fake.PerHour, s.fake.MeterPerHour, s.fake.BillsAfter = 20_000, 120_000, meter, bills
 			s.backend = backend.Options{Provision: time.Minute, Ready: time.Minute, Teardown: time.Minute, Save: time.Minute, Short: 10 * time.Second}
 		}),
 		live: map[string]*believed{}, keys: map[string]string{}, ends: map[string]int{},
-		granted: sandboxer.Credit, calm: time.Now(), missing: map[stranded]time.Time{},
+		granted: sandboxer.Credit, calm: time.Now(), missing: map[stranded]time.Time{}, deaths: d,
 	}
 	if err := m.Grant(admin, sandboxer.DefaultTenant, m.granted, "start", ""); err != nil {
 		rt.Fatal(err)
 	}
 	actions := map[string]func(*rapid.T){
-		"create":   m.doCreate,
-		"destroy":  m.doDestroy,
-		"extend":   m.doExtend,
-		"wait":     m.doWait,
-		"pause":    m.doPause,
-		"resume":   m.doResume,
-		"snapshot": m.doSnapshot,
-		"restart":  func(*rapid.T) { m.restart() },
-		"fault":    m.doFault,
-		"die":      m.doDie,
-		"reach":    m.doReach,
-		"":         m.check,
+		"create":     m.doCreate,
+		"destroy":    m.doDestroy,
+		"extend":     m.doExtend,
+		"wait":       m.doWait,
+		"pause":      m.doPause,
+		"resume":     m.doResume,
+		"snapshot":   m.doSnapshot,
+		"restore":    m.doRestore,
+		"drop":       m.doDrop,
+		"claim":      m.doClaim,
+		"network":    m.doNetwork,
+		"grant":      m.doGrant,
+		"stray":      m.doStray,
+		"unlucky":    m.doUnlucky,
+		"unluckier":  m.doUnlucky, // drawn as often as two
+		"unluckiest": m.doUnlucky,
+		"restart":    func(*rapid.T) { m.restart() },
+		"fault":      m.doFault,
+		"die":        m.doDie,
+		"reach":      m.doReach,
+		"":           m.check,
 	}
 	if rapid.Bool().Draw(rt, "peaceful") { // what faults excuse is seen in what goes without
-		for _, a := range []string{"fault", "die", "reach"} {
+		for _, a := range []string{"fault", "unlucky", "unluckier", "unluckiest", "die", "reach"} {
 			delete(actions, a)
 		}
+	}
+	if d != nil {
+		m.dieIn(rt, actions)
 	}
 	rt.Repeat(actions)
 	m.end(rt)
 }
 
-func someID(t *rapid.T) string { return rapid.SampledFrom([]string{"one", "two"}).Draw(t, "id") }
+var chosen = []string{"one", "two"} // IDs that the caller chooses
+
+func chosenID(t *rapid.T) string { return rapid.SampledFrom(chosen).Draw(t, "id") }
+
+func (m *model) someID(t *rapid.T) string {
+	living := slices.Sorted(maps.Keys(m.live))
+	return rapid.SampledFrom(slices.Concat(chosen, m.made, living, living)).Draw(t, "id") // more often one that lives
+}
 
 // settle lets everything in flight come to rest and expiries fall due.
 func (m *model) settle() {
@@ -129,16 +182,24 @@ func (m *model) settle() {
 
 func (m *model) doCreate(t *rapid.T) {
 	m.settle()
-	id := someID(t)
+	id := chosenID(t)
 	req := sandboxer.CreateRequest{
-		Profile: rapid.SampledFrom([]string{"paid", "test", "burst"}).Draw(t, "profile"),
+		Profile: rapid.SampledFrom([]string{"paid", "test", "burst", "far"}).Draw(t, "profile"),
 		TTL:     rapid.SampledFrom([]time.Duration{time.Minute, time.Hour}).Draw(t, "ttl"),
 		Inputs:  map[string]string{"sandbox_id": id},
 	}
 	if rapid.Bool().Draw(t, "keyed") {
 		req.Key = fmt.Sprint(id, req.Profile, req.TTL) // one body for one key
 	}
+	open := m.learnKey(t, req.Key)
 	sb, err := m.Create(acme, req)
+	if m.died(t, id) {
+		return
+	}
+	if open {
+		m.learn(t, id)
+		return
+	}
 	was, known := m.keys[req.Key]
 	b := m.live[id]
 	switch {
@@ -180,8 +241,11 @@ func (m *model) doCreate(t *rapid.T) {
 
 func (m *model) doDestroy(t *rapid.T) {
 	m.settle()
-	id := someID(t)
+	id := m.someID(t)
 	sb, err := m.Destroy(acme, id)
+	if m.died(t, id) {
+		return
+	}
 	switch {
 	case isKind(err, sandboxer.NotFound) && m.live[id] == nil && m.ends[id] == 0:
 		return
@@ -198,8 +262,11 @@ func (m *model) doDestroy(t *rapid.T) {
 
 func (m *model) doExtend(t *rapid.T) {
 	m.settle()
-	id := someID(t)
+	id := m.someID(t)
 	sb, err := m.Extend(acme, id, Extend{Add: time.Duration(rapid.IntRange(1, 90).Draw(t, "minutes")) * time.Minute})
+	if m.died(t, id) {
+		return
+	}
 	b := m.live[id]
 	switch {
 	case b == nil && err == nil && !m.faulty:
@@ -236,9 +303,12 @@ func (m *model) was(id string, sb *sandboxer.Sandbox) {
 
 func (m *model) doPause(t *rapid.T) {
 	m.settle()
-	id := someID(t)
+	id := m.someID(t)
 	depth := rapid.SampledFrom([]sandboxer.PauseDepth{"", sandboxer.PauseFreeze, sandboxer.PauseFiles}).Draw(t, "depth")
 	sb, err := m.Pause(acme, id, PauseRequest{Depth: depth})
+	if m.died(t, id) {
+		return
+	}
 	b := m.live[id]
 	switch {
 	case err == nil:
@@ -248,15 +318,18 @@ func (m *model) doPause(t *rapid.T) {
 		m.was(id, sb)
 	case m.faulty: // it runs on, is being paused still, or is lost
 		m.look(t, id)
-	case b != nil && (b.state == sandboxer.Running || depth == ""):
+	case b != nil && (b.state == sandboxer.Running || depth == "") && !isKind(err, sandboxer.Unsupported): // ext.other freezes nothing
 		t.Fatalf("pause of %s: %v", id, err)
 	}
 }
 
 func (m *model) doResume(t *rapid.T) {
 	m.settle()
-	id := someID(t)
+	id := m.someID(t)
 	sb, err := m.Resume(acme, id, ResumeRequest{})
+	if m.died(t, id) {
+		return
+	}
 	b := m.live[id]
 	switch {
 	case err == nil:
@@ -277,7 +350,9 @@ func (m *model) look(t *rapid.T, id string) {
 	if b == nil {
 		return
 	}
-	m.settle()
+	if m.settle(); m.died(t, id) {
+		return
+	}
 	sb, err := m.store.SandboxGeneration(admin, id, b.generation)
 	if err != nil {
 		t.Fatal(err)
@@ -292,13 +367,20 @@ func (m *model) look(t *rapid.T, id string) {
 
 func (m *model) doSnapshot(t *rapid.T) {
 	m.settle()
-	id := someID(t)
-	rec, err := m.Snapshot(acme, id, SnapshotRequest{TTL: time.Hour})
+	id := m.someID(t)
+	kind := rapid.SampledFrom([]sandboxer.SnapshotKind{"", sandboxer.SnapshotPortable, sandboxer.SnapshotBoth}).Draw(t, "kind")
+	rec, err := m.Snapshot(acme, id, SnapshotRequest{TTL: time.Hour, Kind: kind})
+	if m.died(t, id) {
+		return
+	}
 	b := m.live[id]
+	if err == nil {
+		m.saved = append(m.saved, rec.ID)
+	}
 	switch {
 	case err == nil && (b == nil && !m.faulty || rec.State != sandboxer.SnapshotSealed):
 		t.Fatalf("snapshot of %s gave %+v; believed %+v", id, rec, b)
-	case err != nil && !m.faulty && b != nil && b.state == sandboxer.Running:
+	case err != nil && !m.faulty && b != nil && b.state == sandboxer.Running && !isKind(err, sandboxer.Unsupported): // ext.other has none of its own
 		t.Fatalf("snapshot of %s: %v", id, err)
 	}
 }
@@ -306,102 +388,6 @@ func (m *model) doSnapshot(t *rapid.T) {
 func (m *model) doWait(t *rapid.T) {
 	time.Sleep(time.Duration(rapid.IntRange(1, 4000).Draw(t, "seconds")) * time.Second)
 	m.settle()
-}
-
-func (m *model) doFault(t *rapid.T) {
-	f := fake.Fault{
-		Verb: rapid.SampledFrom([]fake.Verb{fake.VerbProvision, fake.VerbWaitReady, fake.VerbTeardown, fake.VerbProbe, fake.VerbList, fake.VerbRenew,
-			fake.VerbSnapshot, fake.VerbRestore, fake.VerbDropSnapshot, fake.VerbPause, fake.VerbResume, fake.VerbMeter}).Draw(t, "verb"),
-		Times: rapid.IntRange(1, 3).Draw(t, "times"),
-	}
-	switch rapid.IntRange(0, 4).Draw(t, "manner") {
-	case 0:
-		f.Kind = rapid.SampledFrom([]sandboxer.Kind{sandboxer.Unavailable, sandboxer.Failed, sandboxer.NotFound, sandboxer.Internal}).Draw(t, "kind")
-	case 1:
-		f.Lost = true
-	case 2:
-		f.Hang = true
-	case 3:
-		f.Hang, f.Lost = true, true
-	case 4:
-		f.Delay = 10 * time.Second
-		if f.Verb == fake.VerbTeardown || f.Verb == fake.VerbList || f.Verb == fake.VerbPause {
-			f.Lie = true
-		}
-	}
-	m.world.Inject(f)
-	m.faulty, m.calm = true, time.Time{}
-}
-
-// doReach puts the backend out of reach, has it hang, or brings it back.
-func (m *model) doReach(t *rapid.T) {
-	m.world.Forgive()
-	m.bringBack()
-	m.faulty, m.calm = true, time.Time{}
-	switch reach := rapid.SampledFrom([]string{"back", "away", "hung", "left", "right"}).Draw(t, "reach"); reach {
-	case "left", "right": // this host alone
-		m.world.SetAway(reach, true)
-	case "back":
-		m.calm = time.Now()
-	case "away":
-		m.world.Inject(fake.Fault{Verb: fake.VerbAny, Kind: sandboxer.Unavailable})
-	case "hung":
-		m.world.Inject(fake.Fault{Verb: fake.VerbAny, Hang: true})
-	}
-}
-
-// bringBack has every host be in reach.
-func (m *model) bringBack() {
-	m.world.SetAway("left", false)
-	m.world.SetAway("right", false)
-}
-
-// doDie has the object of a sandbox die in the middle of something that hangs, fails slowly
-// or takes its time, or of nothing.
-func (m *model) doDie(t *rapid.T) {
-	m.settle()
-	id := someID(t)
-	verbs := map[string][]fake.Verb{
-		"nothing": nil, "create": {fake.VerbProvision, fake.VerbWaitReady}, "freeze": {fake.VerbPause}, "save": {fake.VerbSnapshot}, "destroy": {fake.VerbTeardown},
-		"pause": {fake.VerbPause, fake.VerbSnapshot, fake.VerbTeardown}, "resume": {fake.VerbResume, fake.VerbRestore, fake.VerbWaitReady},
-	}
-	amid := rapid.SampledFrom(slices.Sorted(maps.Keys(verbs))).Draw(t, "amid")
-	if of := verbs[amid]; of != nil {
-		f := fake.Fault{Verb: rapid.SampledFrom(of).Draw(t, "verb"), Times: 1, Delay: 10 * time.Second, Hang: rapid.Bool().Draw(t, "hang"), Lost: rapid.Bool().Draw(t, "lost")}
-		m.world.Inject(f)
-	}
-	m.faulty = true
-	over := make(chan struct{})
-	go func() {
-		defer close(over)
-		switch amid {
-		case "create":
-			_, _ = m.Create(acme, sandboxer.CreateRequest{Profile: "test", TTL: time.Hour, Inputs: map[string]string{"sandbox_id": id}})
-		case "freeze":
-			_, _ = m.Pause(acme, id, PauseRequest{Depth: sandboxer.PauseFreeze})
-		case "pause":
-			_, _ = m.Pause(acme, id, PauseRequest{Depth: sandboxer.PauseFiles})
-		case "resume":
-			_, _ = m.Resume(acme, id, ResumeRequest{})
-		case "save":
-			_, _ = m.Snapshot(acme, id, SnapshotRequest{TTL: time.Hour})
-		case "destroy":
-			_, _ = m.Destroy(acme, id)
-		}
-	}()
-	time.Sleep(5 * time.Second)
-	m.world.Kill(id)
-	if rapid.Bool().Draw(t, "forgiven") {
-		m.world.Forgive()
-		m.bringBack()
-		m.calm = time.Now()
-	}
-	<-over
-	m.settle()
-	delete(m.live, id) // whatever is known of it
-	if sb, err := m.store.Sandbox(admin, id); err == nil && sb.State == sandboxer.Terminated {
-		m.ends[id] = max(m.ends[id], sb.Generation)
-	}
 }
 
 // checkNoneStranded: no state outlives an object that is gone where the backend does what is asked.
@@ -466,7 +452,7 @@ func (m *model) end(t *rapid.T) {
 	m.faulty = false
 	time.Sleep(61 * time.Minute) // retries, orphans, snapshots
 	m.settle()
-	for _, id := range []string{"one", "two"} {
+	for _, id := range append(slices.Clip(chosen), m.made...) {
 		if _, err := m.Destroy(acme, id); err != nil && !isKind(err, sandboxer.NotFound) {
 			t.Fatalf("destroy of %s: %v", id, err)
 		}
@@ -475,13 +461,18 @@ func (m *model) end(t *rapid.T) {
 	time.Sleep(62 * time.Minute) // bills that are pending
 	m.settle()
 	m.sound(t)
+	if err := emptyPool(m.Manager, m.store, "pooled"); err != nil {
+		t.Fatal(err)
+	}
+	m.zeros(t)
+	m.told(t)
 	for _, w := range []*fake.World{m.world, m.setup.other} {
-		if faults := fake.Audit(w.Log(), true); len(faults) > 0 {
+		if faults := m.faults(w); len(faults) > 0 {
 			t.Fatalf("world: %q", faults)
 		}
 	}
-	if left := m.world.Snapshots(); len(left) > 0 {
-		t.Fatalf("snapshots are left: %q", left)
+	if left, err := m.opts.SnapshotStore.List(admin); err != nil || len(left)+len(m.world.Snapshots()) > 0 {
+		t.Fatalf("snapshots are left: %q, %q, %v", m.world.Snapshots(), left, err)
 	}
 	holds, err := m.store.OpenHolds(admin)
 	if err != nil || len(holds) > 0 {

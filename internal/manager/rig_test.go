@@ -28,6 +28,8 @@ type rig struct {
 	store *sqlstore.Store
 	world *fake.World
 	ext   *fake.Extension
+	other *fake.Extension // of setup.other
+	gone  chan struct{}   // after sever: closed when nothing of the manager runs any more
 }
 
 type setup struct {
@@ -76,16 +78,17 @@ func newRig(t testing.TB, change func(*setup)) *rig {
 		s.opts.Log = slog.New(slog.NewTextHandler(t.Output(), nil))
 	}
 	r := &rig{t: t, setup: s, world: s.world}
-	r.open()
+	if err := r.open(); err != nil {
+		t.Fatal(err)
+	}
 	t.Cleanup(r.close)
 	return r
 }
 
-func (r *rig) open() {
-	r.t.Helper()
+func (r *rig) open() error {
 	store, err := sqlstore.OpenSQLite(context.Background(), r.setup.dir, sqlstore.Options{Reserve: -1})
 	if err != nil {
-		r.t.Fatal(err)
+		return err
 	}
 	r.store = store
 	cfg := r.setup.fake
@@ -105,7 +108,8 @@ func (r *rig) open() {
 	exts := []Extension{{Info: info, Backend: b}}
 	if r.setup.other != nil {
 		cfg.Drop = []sandboxer.Capability{sandboxer.CanSnapshot, sandboxer.CanPause, sandboxer.CanCheckpoint}
-		b := backend.New("ext.other", fake.New(r.setup.other, cfg), opts)
+		r.other = fake.New(r.setup.other, cfg)
+		b := backend.New("ext.other", r.other, opts)
 		info.ID, info.Capabilities = "ext.other", b.Capabilities()
 		exts = append(exts, Extension{Info: info, Backend: b})
 	}
@@ -117,14 +121,13 @@ func (r *rig) open() {
 	mopts.WentBack = store.WentBack()
 	m, err := New(db, r.setup.profiles, exts, mopts)
 	if err != nil {
-		r.t.Fatal(err)
+		return err
 	}
 	r.Manager = m
-	if !r.setup.idle {
-		if err := m.Start(context.Background()); err != nil {
-			r.t.Fatal(err)
-		}
+	if r.setup.idle {
+		return nil
 	}
+	return m.Start(context.Background())
 }
 
 func (r *rig) close() {
@@ -141,7 +144,25 @@ func (r *rig) close() {
 func (r *rig) restart() {
 	r.t.Helper()
 	r.close()
-	r.open()
+	if err := r.open(); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// sever is what a crash is for everybody else: nothing that the manager does from now on reaches the database or a backend.
+func (r *rig) sever() {
+	for _, ext := range []*fake.Extension{r.ext, r.other} {
+		if ext != nil {
+			ext.Inject(fake.Fault{Verb: fake.VerbAny, Kind: sandboxer.Unavailable})
+		}
+	}
+	r.store.Close()
+	m, gone := r.Manager, make(chan struct{})
+	r.gone = gone
+	go func() {
+		defer close(gone)
+		m.Close()
+	}()
 }
 
 func as(tenant string, scopes ...sandboxer.Scope) context.Context {

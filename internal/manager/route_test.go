@@ -1,8 +1,12 @@
 package manager
 
 import (
+	"context"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
@@ -161,4 +165,66 @@ func TestRoutedPool(t *testing.T) {
 	if why := r.poolOf("profile.routed").whyCold(o); why != "another extension serves it" {
 		t.Errorf("it is not answered from the pool: %q", why)
 	}
+}
+
+// TestRoutedFair: in the line of each candidate tenants take turns, however many requests one of them has there and goes on sending.
+func TestRoutedFair(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := routedRig(t, func(s *setup) {
+			s.max = 2
+			s.profiles[len(s.profiles)-1].Wait = time.Hour
+		})
+		if err := r.Grant(admin, "rival", sandboxer.Credit, "r", ""); err != nil {
+			t.Fatal(err)
+		}
+		var wg sync.WaitGroup
+		var left atomic.Int32 // requests of the rival
+		live := func(ctx context.Context, image string) error {
+			sb, err := r.Create(ctx, sandboxer.CreateRequest{Profile: "routed", Image: image})
+			if err == nil {
+				time.Sleep(time.Minute)
+				_, err = r.Destroy(ctx, sb.ID)
+			}
+			if err != nil {
+				t.Errorf("%s: %v", image, err)
+			}
+			return err
+		}
+		for _, image := range []string{"small", "large"} {
+			for range 8 {
+				wg.Go(func() {
+					for live(acme, image) == nil && left.Load() > 0 { // and asks for another one
+					}
+				})
+			}
+		}
+		synctest.Wait() // two live on each, and the others wait
+		for _, image := range []string{"small", "large"} {
+			for range 3 {
+				left.Add(1)
+				wg.Go(func() {
+					defer left.Add(-1)
+					live(rival, image)
+				})
+			}
+		}
+		wg.Wait()
+		all, err := r.Events(admin, sandboxer.EventQuery{Limit: sandboxer.MaxPage})
+		if err != nil {
+			t.Fatal(err)
+		}
+		order := map[string]string{} // on each extension
+		for _, ev := range all {
+			if ev.Type == sandboxer.EventState && ev.To == sandboxer.Creating {
+				order[r.get(ev.SandboxID).Extension] += ev.Tenant[:1]
+			}
+		}
+		for _, ext := range []string{"ext.fake", "ext.other"} {
+			if got := order[ext]; !strings.HasPrefix(got, "dd"+"drdrdr"+"dd") {
+				t.Errorf("on %s they are made in the order %s", ext, got)
+			}
+		}
+		r.sound(0)
+		r.elsewhere(0)
+	})
 }

@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -104,7 +105,7 @@ type receiver struct {
 	books   map[string]int // how often each event came
 	charged sandboxer.Credits
 	batches int
-	answer  func(n int, ids []string) (status int, kept bool)
+	answer  func(n int, ids []string) (status int, kept bool) // 0: the answer is lost; -1: it comes after the caller has left
 }
 
 func (v *receiver) ServeHTTP(w http.ResponseWriter, req *http.Request) {
@@ -149,7 +150,10 @@ func (v *receiver) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 			}
 		}
 	}
-	if status == 0 { // the answer is lost
+	if status < 0 {
+		<-req.Context().Done()
+	}
+	if status <= 0 {
 		panic(http.ErrAbortHandler)
 	}
 	w.WriteHeader(status)
@@ -163,11 +167,12 @@ func (r *rig) receiver(answer func(n int, ids []string) (int, bool)) (*receiver,
 	return v, sandboxer.Sink{Name: "hub", URL: srv.URL, Keys: []string{"new", "old"}}
 }
 
-// TestLossy: a receiver that loses requests and answers, and is down now and then, has each row once in its books, in spite
-// of deliverers that stop in between.
+// TestLossy: a receiver that loses requests and answers, is down now and then, and answers too late, has each row once in its
+// books, in spite of deliverers that stop in between.
 func TestLossy(t *testing.T) {
 	r := newRig(t)
 	rnd := rand.New(rand.NewPCG(1, 2))
+	var last atomic.Bool // no deliverer stops any more
 	v, sink := r.receiver(func(int, []string) (int, bool) {
 		switch rnd.IntN(6) {
 		case 0:
@@ -178,11 +183,16 @@ func TestLossy(t *testing.T) {
 			return 503, rnd.IntN(2) == 0
 		case 3:
 			return 429, false
+		case 4:
+			if !last.Load() {
+				return -1, rnd.IntN(2) == 0
+			}
 		}
 		return 204, true
 	})
-	for range 10 {
+	for i := range 10 {
 		r.use(150, "")
+		last.Store(i == 9)
 		r.run(sink)
 		r.use(70, "")
 	}
