@@ -216,6 +216,14 @@ func TestKeyOfEachTenant(t *testing.T) {
 		t.Errorf("Snapshot = %+v, %v", s, err)
 	}
 	p.set(func(p *plane) { p.other = "" }) // rival's key is revoked
+	if s, err := x.Snapshot(ctx, all[0], "snap-2"); err != nil || s.SnapshotID != "snap-2" {
+		t.Errorf("Snapshot of acme after rival's key was revoked: %+v, %v", s, err)
+	}
+	for _, id := range []string{"snap-1", "snap-2"} {
+		if err := x.DropSnapshot(ctx, sandboxer.Snapshot{SnapshotID: id, Credential: all[0].Credential}); err != nil {
+			t.Errorf("DropSnapshot of acme after rival's key was revoked: %v", err)
+		}
+	}
 	if _, err := x.Teardown(ctx, all[0]); err != nil {
 		t.Error(err)
 	}

@@ -38,9 +38,14 @@ func (x *extension) receipt(id string, s snapshot) sandboxer.Snapshot {
 	return sandboxer.Snapshot{SnapshotID: id, Memory: x.memory, Quiesced: true, Meta: map[string]string{metaID: s.ID}}
 }
 
-// saved finds a snapshot by our ID. Kind: NotFound.
-func (x *extension) saved(ctx context.Context, id string) (sandboxer.Snapshot, error) {
-	for f, err := range x.ListSnapshots(ctx, x.Env.Owner) {
+// saved finds a snapshot by our ID, in the account of a key, or in every account if none is named: then a key that the
+// service refuses is an error unless the snapshot is in another account. Kind: NotFound.
+func (x *extension) saved(ctx context.Context, key sandboxer.SecretRef, id string) (sandboxer.Snapshot, error) {
+	all := x.ListSnapshots(ctx, x.Env.Owner)
+	if key != (sandboxer.SecretRef{}) {
+		all = x.listed(hosted.For(ctx, key), x.Env.Owner)
+	}
+	for f, err := range all {
 		if err != nil || f.Snapshot.SnapshotID == id {
 			return f.Snapshot, err
 		}
@@ -50,7 +55,7 @@ func (x *extension) saved(ctx context.Context, id string) (sandboxer.Snapshot, e
 
 // Snapshot implements sandboxer.Snapshotter.
 func (x *extension) Snapshot(ctx context.Context, h sandboxer.Handle, id string) (sandboxer.Snapshot, error) {
-	if s, err := x.saved(ctx, id); sandboxer.KindOf(err) != sandboxer.NotFound {
+	if s, err := x.saved(ctx, h.Credential, id); sandboxer.KindOf(err) != sandboxer.NotFound {
 		return s, err
 	}
 	o, err := x.Find(ctx, h)
@@ -88,7 +93,7 @@ func (x *extension) Snapshot(ctx context.Context, h sandboxer.Handle, id string)
 // RestoreFromSnapshot implements sandboxer.Snapshotter.
 func (x *extension) RestoreFromSnapshot(ctx context.Context, spec sandboxer.Spec, s sandboxer.Snapshot) (h sandboxer.Handle, err error) {
 	if s.Meta[metaID] == "" {
-		if s, err = x.saved(ctx, s.SnapshotID); err != nil {
+		if s, err = x.saved(ctx, s.Credential, s.SnapshotID); err != nil {
 			return h, err
 		}
 	}
@@ -97,7 +102,7 @@ func (x *extension) RestoreFromSnapshot(ctx context.Context, spec sandboxer.Spec
 
 // DropSnapshot implements sandboxer.Snapshotter. A snapshot is a template of the account.
 func (x *extension) DropSnapshot(ctx context.Context, s sandboxer.Snapshot) error {
-	s, err := x.saved(ctx, s.SnapshotID)
+	s, err := x.saved(ctx, s.Credential, s.SnapshotID)
 	if err == nil {
 		ctx = hosted.For(ctx, s.Credential)
 		_, err = hosted.Call[struct{}](ctx, x.client, http.MethodDelete, "/templates/"+url.PathEscape(s.Meta[metaID]), nil)
@@ -110,15 +115,18 @@ func (x *extension) DropSnapshot(ctx context.Context, s sandboxer.Snapshot) erro
 
 // ListSnapshots implements sandboxer.Snapshotter.
 func (x *extension) ListSnapshots(ctx context.Context, owner string) iter.Seq2[sandboxer.FoundSnapshot, error] {
-	return hosted.Everywhere(ctx, x.Keys, func(ctx context.Context) iter.Seq2[sandboxer.FoundSnapshot, error] {
-		return func(yield func(sandboxer.FoundSnapshot, error) bool) {
-			for s, err := range pages[snapshot](ctx, x, "/snapshots", url.Values{}) {
-				f, ours := x.of(s, owner)
-				f.Snapshot.Credential = hosted.Account(ctx)
-				if (ours || err != nil) && (!yield(f, err) || err != nil) {
-					return
-				}
+	return hosted.Everywhere(ctx, x.Keys, func(ctx context.Context) iter.Seq2[sandboxer.FoundSnapshot, error] { return x.listed(ctx, owner) })
+}
+
+// listed is ListSnapshots for one account.
+func (x *extension) listed(ctx context.Context, owner string) iter.Seq2[sandboxer.FoundSnapshot, error] {
+	return func(yield func(sandboxer.FoundSnapshot, error) bool) {
+		for s, err := range pages[snapshot](ctx, x, "/snapshots", url.Values{}) {
+			f, ours := x.of(s, owner)
+			f.Snapshot.Credential = hosted.Account(ctx)
+			if (ours || err != nil) && (!yield(f, err) || err != nil) {
+				return
 			}
 		}
-	})
+	}
 }

@@ -77,37 +77,19 @@ func (a *account) setApp(app *modal.App) {
 	a.app = app
 }
 
-const (
-	answerTime = 30 * time.Second // for a question to the control plane, with the client's own repetitions
-	watchEvery = 10 * time.Second // Modal is asked whether it answers, while a call of any length is under way
-)
+// answerTime is for a question to the control plane, with the client's own repetitions.
+const answerTime = 30 * time.Second
 
 // attend returns ctx, from enter, that also ends if Modal does not answer any more. done returns the error of the call for its caller.
 func (x *extension) attend(ctx context.Context) (within context.Context, done func(error) error) {
-	within, end := context.WithCancelCause(ctx)
-	silent := sandboxer.E(sandboxer.Unavailable, nil, "Modal does not answer any more").WithHint("check that the server reaches Modal, and try again later")
-	go func() {
-		for missed := 0; missed < 2; missed++ {
-			select {
-			case <-within.Done():
-				return
-			case <-time.After(watchEvery):
-			}
-			c, cancel := context.WithTimeout(within, watchEvery)
-			if _, err := in(ctx).client.Apps.FromName(c, x.cfg.App, nil); err == nil || c.Err() == nil { // an answer, whatever it is
-				missed = -1
-			}
-			cancel()
+	return hosted.Attend(ctx, func(ctx context.Context) error {
+		if _, err := in(ctx).client.Apps.FromName(ctx, x.cfg.App, nil); err != nil && ctx.Err() != nil { // else it is an answer, whatever it says
+			return err
 		}
-		end(silent)
-	}()
-	return within, func(err error) error {
-		if err != nil && ctx.Err() == nil && context.Cause(within) == silent {
-			err = silent
-		}
-		end(nil)
-		return err
-	}
+		return nil
+	}, func() error {
+		return sandboxer.E(sandboxer.Unavailable, nil, "Modal does not answer any more").WithHint("check that the server reaches Modal, and try again later")
+	}, func() {})
 }
 
 // sandbox returns a sandbox in ctx's account, where it need not exist.

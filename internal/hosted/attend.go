@@ -11,7 +11,7 @@ import (
 )
 
 const (
-	askEvery  = 15 * time.Second
+	askEvery  = 10 * time.Second
 	maxSilent = 3 // questions
 )
 

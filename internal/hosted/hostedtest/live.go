@@ -53,7 +53,7 @@ func NewBudget(t testing.TB) *Budget {
 	}
 	most, err := sandboxer.ParseCredits(text)
 	if err != nil || most <= 0 {
-		t.Fatalf("%s=%s is no amount of US dollars", SpendVar, text)
+		t.Fatalf("%s=%s is not an amount of US dollars", SpendVar, text)
 	}
 	return &Budget{left: most, live: map[string]reserved{}}
 }

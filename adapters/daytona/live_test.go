@@ -1,0 +1,66 @@
+package daytona
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"testing"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/extensiontest"
+	"github.com/sand-boxer/sandboxer/internal/buildtest"
+	"github.com/sand-boxer/sandboxer/internal/hosted/hostedtest"
+	"github.com/sand-boxer/sandboxer/internal/notes"
+)
+
+// TestLive runs the suite at Daytona itself.
+func TestLive(t *testing.T) {
+	key, budget, owner, dir := hostedtest.Key(t, "SANDBOXER_TEST_DAYTONA_KEY"), hostedtest.NewBudget(t), "live-"+sandboxer.NewID(), t.TempDir()
+	config, err := json.Marshal(map[string]string{"key": key, "agent": buildtest.Program(t, "cmd/sandboxer-agent")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	open := func(t *testing.T, owner, dir string) sandboxer.Extension {
+		x, err := Adapter.Open(t.Context(), sandboxer.Env{Extension: "ext.daytona", Owner: owner, Dir: dir, Prices: book, Notes: notes.New(dir, "ext.daytona", []byte("key")), Decode: func(v any) error {
+			return json.NewDecoder(bytes.NewReader(config)).Decode(v)
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return live{x.(*extension), budget}
+	}
+	extensiontest.Run(t, extensiontest.Harness{
+		Open:     func(t *testing.T) sandboxer.Extension { return open(t, owner, dir) },
+		Stranger: func(t *testing.T) sandboxer.Extension { return open(t, "stranger-"+owner, t.TempDir()) },
+		Inputs:   Adapter.Inputs,
+		Want:     Adapter.Capabilities,
+	})
+}
+
+// live is the extension with a bound of what its sandboxes cost.
+type live struct {
+	*extension
+	budget *hostedtest.Budget
+}
+
+func (l live) Provision(ctx context.Context, spec sandboxer.Spec) (sandboxer.Handle, error) {
+	if err := l.budget.Reserve(ctx, l.extension, &spec); err != nil {
+		return sandboxer.Handle{}, sandboxer.Untouched(err)
+	}
+	return l.extension.Provision(ctx, spec)
+}
+
+func (l live) RestoreFromSnapshot(ctx context.Context, spec sandboxer.Spec, s sandboxer.Snapshot) (sandboxer.Handle, error) {
+	if err := l.budget.Reserve(ctx, l.extension, &spec); err != nil {
+		return sandboxer.Handle{}, sandboxer.Untouched(err)
+	}
+	return l.extension.RestoreFromSnapshot(ctx, spec, s)
+}
+
+func (l live) Teardown(ctx context.Context, h sandboxer.Handle) (sandboxer.CleanupReport, error) {
+	report, err := l.extension.Teardown(ctx, h)
+	if err == nil {
+		l.budget.Return(h.SandboxID)
+	}
+	return report, err
+}
