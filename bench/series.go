@@ -8,6 +8,7 @@ import (
 	"math"
 	"slices"
 	"strings"
+	"sync"
 	"text/tabwriter"
 	"time"
 
@@ -96,8 +97,11 @@ func (s *Series) UnmarshalJSON(data []byte) error {
 }
 
 // Set is series by their names, in the order in which they came. The zero value is empty.
-// It is not for several goroutines at a time.
-type Set struct{ series []*Series }
+// Several goroutines may add samples at a time; whatever reads them has to wait for these.
+type Set struct {
+	mu     sync.Mutex // held while a sample is added
+	series []*Series
+}
 
 // Series returns that of the name, which is made if there is none.
 func (s *Set) Series(name, unit string) *Series {
@@ -118,10 +122,16 @@ func (s *Set) find(name string) *Series {
 }
 
 // Add adds a sample of which less is better.
-func (s *Set) Add(name, unit string, v float64) { s.Series(name, unit).add(v) }
+func (s *Set) Add(name, unit string, v float64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.Series(name, unit).add(v)
+}
 
 // Rate adds a sample of which more is better.
 func (s *Set) Rate(name, unit string, v float64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	x := s.Series(name, unit)
 	x.More = true
 	x.add(v)
@@ -132,6 +142,8 @@ func (s *Set) Took(name string, d time.Duration) { s.Add(name, "ms", millisecond
 
 // Spent adds the processor time of one operation to a series of durations.
 func (s *Set) Spent(name string, d time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	x := s.Series(name, "ms")
 	x.cpu += d
 	x.cpuN++

@@ -6,6 +6,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 )
@@ -129,5 +130,29 @@ func TestWrite(t *testing.T) {
 		"  0     0     0     0    0    0       -  MB/s output (and 1 that are no numbers)\n"
 	if text.String() != want {
 		t.Errorf("got\n%s\nwant\n%s", text.String(), want)
+	}
+}
+
+// Clients that are measured side by side add to one set.
+func TestSetTakesSamplesAtOnce(t *testing.T) {
+	var s Set
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			for range 100 {
+				s.Took("turn", time.Millisecond)
+				s.Rate("rate", "1/s", 1)
+				s.Spent("turn", time.Millisecond)
+			}
+		})
+	}
+	wg.Wait()
+	for _, x := range s.All() {
+		if len(x.Samples) != 800 {
+			t.Errorf("%s has %d samples; want 800", x.Name, len(x.Samples))
+		}
+	}
+	if len(s.All()) != 2 {
+		t.Errorf("%d series; want 2", len(s.All()))
 	}
 }
