@@ -44,6 +44,8 @@ type plane struct {
 	fault http.HandlerFunc // answers instead of the service
 	lost  int              // answers of this many creates are lost
 	quiet chan struct{}    // not nil: nothing is answered until it is closed
+	// daemon starts another daemon for a sandbox than our agent, if set.
+	daemon func(*box) (addr string, stop func(), err error)
 }
 
 type box struct {
@@ -57,6 +59,8 @@ type box struct {
 	end       time.Time
 	live      context.Context // ends with its streams
 	cut       context.CancelFunc
+	daemon    string // address of the daemon; empty for our agent
+	stop      func() // of the daemon
 }
 
 // order is the body of a create, of v1 and v2.
@@ -88,6 +92,9 @@ func newPlane(t testing.TB) *plane {
 	t.Cleanup(func() {
 		for _, b := range p.boxes {
 			b.cut()
+			if b.stop != nil {
+				b.stop()
+			}
 		}
 		srv.Close()
 		p.ext.Close()
@@ -199,6 +206,9 @@ func (p *plane) live(id string) *box {
 func (p *plane) kill(b *box) {
 	delete(p.boxes, b.id)
 	b.cut()
+	if b.stop != nil {
+		b.stop()
+	}
 	if _, err := p.ext.Teardown(context.Background(), b.h); err != nil {
 		panic(err)
 	}
@@ -243,6 +253,12 @@ func (p *plane) create(w http.ResponseWriter, r *http.Request, v2 bool) {
 	if err != nil {
 		refuse(w, http.StatusInternalServerError, "%v", err)
 		return
+	}
+	if p.daemon != nil {
+		if b.daemon, b.stop, err = p.daemon(b); err != nil {
+			refuse(w, http.StatusInternalServerError, "%v", err)
+			return
+		}
 	}
 	b.lives(p, *o.Timeout, time.Now())
 	p.boxes[b.id] = b
@@ -423,7 +439,7 @@ func (p *plane) edge(w http.ResponseWriter, r *http.Request, id string) {
 		answer(w, http.StatusBadGateway, map[string]any{"sandboxId": id, "message": "The sandbox was not found", "code": 502})
 		return
 	}
-	h, token, live := b.h, b.token, b.live
+	h, token, live, daemon := b.h, b.token, b.live, b.daemon
 	p.mu.Unlock()
 	if r.Header.Get("E2b-Sandbox-Port") != "49983" || r.URL.Path != "/health" && r.Header.Get("X-Access-Token") != token {
 		refuse(w, http.StatusUnauthorized, "unauthorized access")
@@ -439,12 +455,19 @@ func (p *plane) edge(w http.ResponseWriter, r *http.Request, id string) {
 		Rewrite: func(out *httputil.ProxyRequest) {
 			out.SetURL(&url.URL{Scheme: "http", Host: "sandbox"})
 			for _, own := range []string{"X-Access-Token", "E2b-Sandbox-Id", "E2b-Sandbox-Port"} {
-				out.Out.Header.Del(own)
+				if daemon == "" {
+					out.Out.Header.Del(own)
+				}
 			}
 		},
 		FlushInterval: -1,
 		Transport: &http.Transport{DisableKeepAlives: true, DisableCompression: true,
-			DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return p.ext.DialAgent(ctx, h) }},
+			DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+				if daemon != "" {
+					return new(net.Dialer).DialContext(ctx, "tcp", daemon)
+				}
+				return p.ext.DialAgent(ctx, h)
+			}},
 		ModifyResponse: func(res *http.Response) error {
 			if !body.end.Load() { // a server with full duplex closes the connection then, and does not say so itself
 				res.Header.Set("Connection", "close")
