@@ -38,23 +38,15 @@ type live struct {
 }
 
 func (l live) Provision(ctx context.Context, spec sandboxer.Spec) (sandboxer.Handle, error) {
-	if err := l.budget.Reserve(ctx, l.extension, &spec); err != nil {
-		return sandboxer.Handle{}, sandboxer.Untouched(err)
-	}
-	return l.extension.Provision(ctx, spec)
+	return l.budget.Make(ctx, l.extension, spec, func(spec sandboxer.Spec) (sandboxer.Handle, error) { return l.extension.Provision(ctx, spec) })
 }
 
 func (l live) RestoreFromSnapshot(ctx context.Context, spec sandboxer.Spec, s sandboxer.Snapshot) (sandboxer.Handle, error) {
-	if err := l.budget.Reserve(ctx, l.extension, &spec); err != nil {
-		return sandboxer.Handle{}, sandboxer.Untouched(err)
-	}
-	return l.extension.RestoreFromSnapshot(ctx, spec, s)
+	return l.budget.Make(ctx, l.extension, spec, func(spec sandboxer.Spec) (sandboxer.Handle, error) {
+		return l.extension.RestoreFromSnapshot(ctx, spec, s)
+	})
 }
 
 func (l live) Teardown(ctx context.Context, h sandboxer.Handle) (sandboxer.CleanupReport, error) {
-	report, err := l.extension.Teardown(ctx, h)
-	if err == nil {
-		l.budget.Return(h.SandboxID)
-	}
-	return report, err
+	return l.budget.Teardown(ctx, h, l.extension.Teardown)
 }

@@ -291,7 +291,7 @@ func (r *running) feed(header []byte) {
 		return
 	}
 	// A terminal signals the end of input by a character, and only once the script
-	// runs: before, the terminal does not edit lines.
+	// runs: before, the terminal does not edit lines. A raw one passes it to the terminal behind the command.
 	select {
 	case <-r.ready:
 		w.Write([]byte{4})

@@ -58,9 +58,30 @@ func NewBudget(t testing.TB) *Budget {
 	return &Budget{left: most, live: map[string]reserved{}}
 }
 
-// Reserve puts aside what a sandbox costs until its fuse, and gives one without a fuse a short one. Exhausted: that is
-// more than is left. Failed: its price is not known.
-func (b *Budget) Reserve(ctx context.Context, x sandboxer.Quoter, spec *sandboxer.Spec) error {
+// Make makes a sandbox by make, which gets a fuse that is not far away, if the budget has what the sandbox costs until then.
+// Kinds: those of make; Exhausted for too small a budget; Failed for a price that is not known.
+func (b *Budget) Make(ctx context.Context, x sandboxer.Quoter, spec sandboxer.Spec, make func(sandboxer.Spec) (sandboxer.Handle, error)) (sandboxer.Handle, error) {
+	if err := b.reserve(ctx, x, &spec); err != nil {
+		return sandboxer.Handle{}, sandboxer.Untouched(err)
+	}
+	h, err := make(spec)
+	if sandboxer.IsUntouched(err) {
+		b.giveBack(spec.ID)
+	}
+	return h, err
+}
+
+// Teardown removes a sandbox by teardown. Then the budget gets back what the sandbox did not use.
+func (b *Budget) Teardown(ctx context.Context, h sandboxer.Handle, teardown func(context.Context, sandboxer.Handle) (sandboxer.CleanupReport, error)) (sandboxer.CleanupReport, error) {
+	report, err := teardown(ctx, h)
+	if err == nil {
+		b.giveBack(h.SandboxID)
+	}
+	return report, err
+}
+
+// reserve puts aside what a sandbox costs until its fuse, which it may bring nearer.
+func (b *Budget) reserve(ctx context.Context, x sandboxer.Quoter, spec *sandboxer.Spec) error {
 	if spec.Fuse.IsZero() || time.Until(spec.Fuse) > longest {
 		spec.Fuse = time.Now().Add(longest)
 	}
@@ -89,8 +110,8 @@ func (b *Budget) Reserve(ctx context.Context, x sandboxer.Quoter, spec *sandboxe
 	return nil
 }
 
-// Return gives back what a sandbox did not use. It is proven gone.
-func (b *Budget) Return(id string) {
+// giveBack gives back what a sandbox that is gone did not use.
+func (b *Budget) giveBack(id string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	had, ok := b.live[id]
