@@ -18,8 +18,8 @@ const (
 	viaRoute   = "local by a route of one"
 	rowsKept   = "manager on the fake, 64 clients, no sink: lives"
 	rowsSent   = "manager on the fake, 64 clients, a sink: lives"
-	rowsTaken  = "manager on the fake, 64 clients, a sink: rows in the receiver's books"
-	rowsWrong  = "manager on the fake, 64 clients, a sink: rows that are not once in the books"
+	rowsTaken  = "manager on the fake, 64 clients, a sink: rows at the receiver"
+	rowsWrong  = "manager on the fake, 64 clients, a sink: rows missing at the receiver, or twice there"
 )
 
 // oneCandidate is a profile that says what profile.local says, with a route to its extension.

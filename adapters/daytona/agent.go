@@ -151,11 +151,11 @@ func (x *extension) complete(ctx context.Context, h sandboxer.Handle, spec sandb
 	if err != nil {
 		return err
 	}
-	order := inside.Order{Spec: spec, Workspace: cmp.Or(spec.Workspace, strings.TrimRight(home, "/")+"/workspace"), Port: agentPort}
+	contents := inside.Contents{Spec: spec, Workspace: cmp.Or(spec.Workspace, strings.TrimRight(home, "/")+"/workspace"), Port: agentPort}
 	if !restored {
-		order.Repo = spec.Inputs[inputRepo]
+		contents.Repo = spec.Inputs[inputRepo]
 	}
-	return sh.Complete(ctx, c, done, order, b.run)
+	return sh.Complete(ctx, c, done, contents, b.run)
 }
 
 // WaitReady implements sandboxer.Extension. Provision makes a sandbox whole, or does not.

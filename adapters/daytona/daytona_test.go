@@ -52,7 +52,7 @@ func (w *world) opens(t testing.TB, owner, dir string, more map[string]any, chan
 	return x.(*extension)
 }
 
-func order(id string) sandboxer.Spec {
+func specOf(id string) sandboxer.Spec {
 	return sandboxer.Spec{ID: id, Generation: 1, Owner: "test", Fuse: time.Now().Add(time.Hour)}
 }
 

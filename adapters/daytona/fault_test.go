@@ -37,9 +37,9 @@ func TestRefusals(t *testing.T) {
 		t.Run(http.StatusText(status), func(t *testing.T) {
 			ctx, w := t.Context(), newWorld(t)
 			x := w.opens(t, "test", t.TempDir(), map[string]any{"settle": 0})
-			h := up(t, x, order("old"))
+			h := up(t, x, specOf("old"))
 			w.with(faults{status: status, header: "Retry-After-sandbox-create"})
-			_, err := x.Provision(ctx, order("new"))
+			_, err := x.Provision(ctx, specOf("new"))
 			wantKind(t, "Provision", err, kind)
 			if status != http.StatusServiceUnavailable && (sandboxer.HintOf(err) == "" || sandboxer.RetryAfterOf(err) != 7*time.Second) {
 				t.Errorf("it does not say what to do, and when: %v", err)
@@ -56,7 +56,7 @@ func TestRefusals(t *testing.T) {
 			if _, err := x.Teardown(ctx, sandboxer.Handle{SandboxID: "new", Generation: 1}); err != nil {
 				t.Error(err)
 			}
-			up(t, x, order("new"))
+			up(t, x, specOf("new"))
 		})
 	}
 }
@@ -68,7 +68,7 @@ func TestLostAnswer(t *testing.T) {
 	t.Run("listed", func(t *testing.T) {
 		w := newWorld(t)
 		w.with(faults{lost: true})
-		if h := up(t, w.opens(t, "test", t.TempDir(), nil), order("box")); w.made != 1 || w.boxes[h.Ref] == nil {
+		if h := up(t, w.opens(t, "test", t.TempDir(), nil), specOf("box")); w.made != 1 || w.boxes[h.Ref] == nil {
 			t.Errorf("Provision = %+v; Daytona made %d", h, w.made)
 		}
 	})
@@ -78,7 +78,7 @@ func TestLostAnswer(t *testing.T) {
 		w.with(faults{lost: true, lagging: true})
 		x := w.opens(t, "test", t.TempDir(), map[string]any{"settle": settle})
 		for range 2 {
-			_, err := x.Provision(ctx, order("box"))
+			_, err := x.Provision(ctx, specOf("box"))
 			wantKind(t, "Provision with a listing that lags", err, sandboxer.Unavailable)
 			if settle > 0 {
 				_, err = x.Teardown(ctx, byID)
@@ -94,7 +94,7 @@ func TestLostAnswer(t *testing.T) {
 	for name, settle := range map[string]time.Duration{"adopted later": time.Minute, "after another create": 0} {
 		t.Run(name, func(t *testing.T) {
 			w, x := lagging(t, settle)
-			if h := up(t, x, order("box")); w.made != 1 || w.boxes[h.Ref] == nil {
+			if h := up(t, x, specOf("box")); w.made != 1 || w.boxes[h.Ref] == nil {
 				t.Errorf("Provision = %+v; Daytona made %d", h, w.made)
 			}
 		})
@@ -111,12 +111,12 @@ func TestLostAnswer(t *testing.T) {
 func TestLaggingList(t *testing.T) {
 	ctx, w := t.Context(), newWorld(t)
 	x := w.opens(t, "test", t.TempDir(), nil)
-	h := up(t, x, order("box"))
+	h := up(t, x, specOf("box"))
 	w.with(faults{lagging: true})
 	for h := range x.ListRunning(ctx, "test") {
 		t.Errorf("the listing shows %+v", h)
 	}
-	if again, err := x.Provision(ctx, order("box")); err != nil || again.Ref != h.Ref {
+	if again, err := x.Provision(ctx, specOf("box")); err != nil || again.Ref != h.Ref {
 		t.Errorf("Provision again = %+v, %v; first %+v", again, err, h)
 	}
 	if l, err := x.IsAlive(ctx, byID); l != sandboxer.Alive {
@@ -149,7 +149,7 @@ func TestKeys(t *testing.T) {
 	}
 	x, saved := opens(), map[string]sandboxer.Snapshot{}
 	for _, tenant := range []string{"acme", "rival"} {
-		spec := order("box-" + tenant)
+		spec := specOf("box-" + tenant)
 		spec.Credential = sandboxer.SecretRef{Tenant: tenant, Name: "key", Version: 1}
 		h := up(t, x, spec)
 		recorded = append(recorded, h)
@@ -189,7 +189,7 @@ func TestKeys(t *testing.T) {
 	if e, err := x.Exec(ctx, recorded[0], sandboxer.Cmd{Args: []string{"true"}}); err != nil || e.Code != 0 { // by the way that is known
 		t.Errorf("Exec: %+v, %v", e, err)
 	}
-	spec := order("late")
+	spec := specOf("late")
 	spec.Credential = recorded[0].Credential
 	_, err = x.Provision(ctx, spec)
 	wantKind(t, "Provision with a revoked key", err, sandboxer.Invalid) // no fault of Daytona
@@ -217,7 +217,7 @@ func TestKeys(t *testing.T) {
 func TestGone(t *testing.T) {
 	ctx, w := t.Context(), newWorld(t)
 	x := w.opens(t, "test", t.TempDir(), nil)
-	h := up(t, x, order("box"))
+	h := up(t, x, specOf("box"))
 	started, out := io.Pipe()
 	ended := make(chan error, 1)
 	go func() {
@@ -248,7 +248,7 @@ func TestGone(t *testing.T) {
 func TestSilence(t *testing.T) {
 	w := newWorld(t)
 	x := w.opens(t, "test", t.TempDir(), nil)
-	h := up(t, x, order("box"))
+	h := up(t, x, specOf("box"))
 	resume := w.hang()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
@@ -289,7 +289,7 @@ func TestLifetime(t *testing.T) {
 			w := newWorld(t)
 			w.skew, w.oldAPI = skew, old
 			x := w.opens(t, "test", t.TempDir(), nil)
-			spec := order("box")
+			spec := specOf("box")
 			h := up(t, x, spec)
 			b := w.boxes[h.Ref]
 			if b.ttl != 60 || b.autoStop != 60 || b.req["autoDeleteInterval"] != 0.0 {
@@ -313,13 +313,13 @@ func TestLifetime(t *testing.T) {
 	}
 	w := newWorld(t)
 	x := w.opens(t, "test", t.TempDir(), map[string]any{"max_lifetime": 2 * time.Hour})
-	h := up(t, x, order("box"))
+	h := up(t, x, specOf("box"))
 	wantKind(t, "a renewal beyond max_lifetime", x.Renew(ctx, h, time.Now().Add(3*time.Hour)), sandboxer.Unsupported)
 	w.maxTTL = 10 * time.Minute
 	wantKind(t, "a renewal that Daytona shortens", x.Renew(ctx, h, time.Now().Add(90*time.Minute)), sandboxer.Unsupported)
-	_, err := x.Provision(ctx, order("short"))
+	_, err := x.Provision(ctx, specOf("short"))
 	wantKind(t, "a life that Daytona shortens", err, sandboxer.Unsupported)
-	long := order("long")
+	long := specOf("long")
 	long.Fuse = time.Now().Add(3 * time.Hour)
 	_, err = x.Provision(ctx, long)
 	wantKind(t, "a life beyond max_lifetime", err, sandboxer.Unsupported)
@@ -329,7 +329,7 @@ func TestLifetime(t *testing.T) {
 func TestStates(t *testing.T) {
 	w := newWorld(t)
 	x := w.opens(t, "test", t.TempDir(), nil)
-	h, err := x.Provision(t.Context(), order("box"))
+	h, err := x.Provision(t.Context(), specOf("box"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -380,16 +380,16 @@ func TestRequests(t *testing.T) {
 		_, err := network(allow...)
 		wantKind(t, strings.Join(allow, " "), err, sandboxer.Unsupported)
 	}
-	h := up(t, x, order("box"))
+	h := up(t, x, specOf("box"))
 	s, err := x.Snapshot(t.Context(), h, "snap")
 	if err != nil {
 		t.Fatal(err)
 	}
-	larger := order("larger")
+	larger := specOf("larger")
 	larger.Image, larger.Limits = "debian", sandboxer.Limits{MilliCPU: 4000}
 	_, err = x.RestoreFromSnapshot(t.Context(), larger, s)
 	wantKind(t, "a snapshot with other limits", err, sandboxer.Unsupported)
-	broken := order("broken")
+	broken := specOf("broken")
 	broken.Image = "invalid"
 	_, err = x.Provision(t.Context(), broken)
 	wantKind(t, "an image that cannot be pulled", err, sandboxer.Failed)

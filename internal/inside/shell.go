@@ -99,8 +99,8 @@ func cut(said string, err error) (token, rest string, _ error) {
 	return token, rest, err
 }
 
-// An Order is what Complete brings into a sandbox, besides the agent.
-type Order struct {
+// Contents are what Complete brings into a sandbox, besides the agent.
+type Contents struct {
 	sandboxer.Spec
 	Workspace string
 	Repo      string // directory of the server's machine for the workspace; empty for none
@@ -113,7 +113,7 @@ const startTime = 30 * time.Second // for the agent to answer
 // environment, the workspace, the main command, and at last the file done, which has the workspace's path. c reaches the agent, and
 // run runs a command in the background by a shell inside. Complete can be repeated. Kinds: those of run and the agent's; Unavailable
 // for an agent that does not answer.
-func (s Shell) Complete(ctx context.Context, c *agent.Client, done string, o Order, run func(ctx context.Context, command string) error) error {
+func (s Shell) Complete(ctx context.Context, c *agent.Client, done string, o Contents, run func(ctx context.Context, command string) error) error {
 	if err := c.Health(ctx); err != nil {
 		if err := s.start(ctx, c, done, o, run); err != nil {
 			return err
@@ -133,7 +133,7 @@ func (s Shell) Complete(ctx context.Context, c *agent.Client, done string, o Ord
 }
 
 // start starts the agent, and waits until it answers. What a proxy says meanwhile means nothing.
-func (s Shell) start(ctx context.Context, c *agent.Client, done string, o Order, run func(context.Context, string) error) error {
+func (s Shell) start(ctx context.Context, c *agent.Client, done string, o Contents, run func(context.Context, string) error) error {
 	if err := run(ctx, s.serve(done, o)); err != nil {
 		return err
 	}
@@ -158,7 +158,7 @@ func (s Shell) start(ctx context.Context, c *agent.Client, done string, o Order,
 }
 
 // serve is the command that runs the agent with its token. Its parentheses keep the shell.
-func (s Shell) serve(done string, o Order) string {
+func (s Shell) serve(done string, o Contents) string {
 	return fmt.Sprintf(`(cd / && mkdir -p %[1]s && read -r SANDBOXER_AGENT_TOKEN <%[2]s && export SANDBOXER_AGENT_TOKEN && exec %[3]s init --untraced --listen 0.0.0.0:%[4]d --workdir %[1]s) >%[5]s 2>&1 </dev/null`,
 		Quoted(o.Workspace), Quoted(done+".token"), Quoted(s.Dir+"/"+AgentFile), o.Port, Quoted(done+".log"))
 }

@@ -55,7 +55,7 @@ func TestToken(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(s.Dir, AgentFile), []byte(program), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if out, err := exec.Command("/bin/sh", "-c", s.serve(done, Order{Workspace: workspace, Port: 9})).CombinedOutput(); err != nil || len(out) > 0 {
+	if out, err := exec.Command("/bin/sh", "-c", s.serve(done, Contents{Workspace: workspace, Port: 9})).CombinedOutput(); err != nil || len(out) > 0 {
 		t.Errorf("serve: %v: %s", err, out)
 	}
 	if said, err := os.ReadFile(done + ".log"); err != nil || string(said) != token+" init --untraced --listen 0.0.0.0:9 --workdir "+workspace+"\n" {

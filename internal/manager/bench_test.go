@@ -37,7 +37,7 @@ func BenchmarkUsageRows(b *testing.B) {
 	b.Run("kept", func(b *testing.B) { live(b, newRig(b, fast), clients) })
 	b.Run("delivered", func(b *testing.B) {
 		all := make(chan struct{})
-		v := &books{events: map[string]bool{}, sandboxes: map[string]bool{}, want: b.N, done: sync.OnceFunc(func() { close(all) })}
+		v := &receiverOfRows{events: map[string]bool{}, sandboxes: map[string]bool{}, want: b.N, done: sync.OnceFunc(func() { close(all) })}
 		hub := httptest.NewServer(v)
 		defer hub.Close()
 		r := newRig(b, func(s *setup) {
@@ -89,8 +89,8 @@ func live(b *testing.B, r *rig, clients int) (begin time.Time) {
 	return begin
 }
 
-// books are those of a receiver of usage rows.
-type books struct {
+// receiverOfRows counts usage rows.
+type receiverOfRows struct {
 	mu        sync.Mutex
 	events    map[string]bool // by their IDs
 	sandboxes map[string]bool
@@ -98,7 +98,7 @@ type books struct {
 	done      func() // called when as many are there
 }
 
-func (v *books) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+func (v *receiverOfRows) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	var batch []struct {
 		ID   string
 		Data api.UsageRow

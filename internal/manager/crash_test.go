@@ -586,7 +586,7 @@ func TestCrash(t *testing.T) {
 			}
 		}
 	})
-	// A receiver of usage rows that loses an answer, and is busy then, has each row in its books.
+	// A receiver of usage rows that loses an answer, and is busy then, has each row in the end.
 	t.Run("receiver", func(t *testing.T) {
 		for _, p := range []point{pSent, pTaken} {
 			for _, side := range []point{".before", ".after"} {
@@ -594,7 +594,7 @@ func TestCrash(t *testing.T) {
 					t.Parallel()
 					id := fmt.Sprint("crash-", n.Add(1))
 					lives.Store(id, t.Name())
-					v := &receiver{books: map[string]int{}}
+					v := &receiver{events: map[string]int{}}
 					srv := httptest.NewServer(v)
 					defer srv.Close()
 					s := script{Dir: t.TempDir(), Socket: world.Socket, Owner: id, Scenario: "sink", Receiver: srv.URL, Kill: p + side}
@@ -694,11 +694,11 @@ func crashAndRecover(t *testing.T, s script, kills int) outcome {
 	return out
 }
 
-// A receiver of usage rows enters each event in its books. It loses its first answer, and is busy the next time.
+// A receiver of usage rows counts each event. It loses its first answer, and is busy the next time.
 type receiver struct {
-	mu    sync.Mutex
-	books map[string]int // how often each came
-	calls int
+	mu     sync.Mutex
+	events map[string]int // how often each came
+	calls  int
 }
 
 func (v *receiver) ServeHTTP(w http.ResponseWriter, req *http.Request) {
@@ -707,7 +707,7 @@ func (v *receiver) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	for _, e := range batch {
-		v.books[e.ID]++
+		v.events[e.ID]++
 	}
 	switch v.calls++; {
 	case err != nil:
@@ -719,18 +719,18 @@ func (v *receiver) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	}
 }
 
-// has checks that the books have those rows, and no other.
+// has checks that the receiver has those rows, and no other.
 func (v *receiver) has(t *testing.T, rows []string) {
 	t.Helper()
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	for _, key := range rows {
-		if v.books[key] == 0 {
+		if v.events[key] == 0 {
 			t.Errorf("the receiver lacks row %s", key)
 		}
 	}
-	if len(v.books) != len(rows) || v.calls < 3 {
-		t.Errorf("after %d calls the receiver has %v of %q", v.calls, v.books, rows)
+	if len(v.events) != len(rows) || v.calls < 3 {
+		t.Errorf("after %d calls the receiver has %v of %q", v.calls, v.events, rows)
 	}
 }
 

@@ -48,7 +48,9 @@ func TestBudget(t *testing.T) {
 		if _, err := made(nil); err != nil || b.left >= left {
 			t.Errorf("after a create: %v, %s left", err, b.left)
 		}
-		gone := func(context.Context, sandboxer.Handle) (sandboxer.CleanupReport, error) { return sandboxer.CleanupReport{}, nil }
+		gone := func(context.Context, sandboxer.Handle) (sandboxer.CleanupReport, error) {
+			return sandboxer.CleanupReport{}, nil
+		}
 		if _, err := b.Teardown(t.Context(), sandboxer.Handle{SandboxID: "four"}, gone); err != nil || b.left != left {
 			t.Errorf("after its teardown: %v, %s left", err, b.left)
 		}
