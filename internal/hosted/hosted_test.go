@@ -200,12 +200,14 @@ func TestAttend(t *testing.T) {
 		if _, done = attend(); sandboxer.KindOf(done(sandboxer.E(sandboxer.Unauthenticated, nil, "no"))) != sandboxer.Unavailable || forgotten != 1 {
 			t.Errorf("a token that is not taken was forgotten %d times", forgotten)
 		}
+		synctest.Wait() // the last question may be open still
 		answer = errors.New("no answer")
 		within, done = attend()
 		<-within.Done()
 		if err := done(within.Err()); sandboxer.KindOf(err) != sandboxer.Unavailable || sandboxer.HintOf(err) == "" {
 			t.Errorf("without answers: %v", err)
 		}
+		synctest.Wait()
 		why = sandboxer.E(sandboxer.NotFound, nil, "it is gone")
 		within, done = attend()
 		<-within.Done()
