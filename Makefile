@@ -40,34 +40,38 @@ ENGINES := adapters/composessh adapters/vmpacker adapters/local adapters/docker 
 	cmd/sandboxer docs internal/sshrun internal/usernet internal/egress/gateway internal/catalog registry \
 	adapters/local/runner adapters/local/runner/internal/genseccomp
 SLOW := internal/manager extensiontest adapters/remote
+# These wait for nearly all of their time: for the minutes in which a cloud counts lifetimes, and for one that is silent.
+CLOUDS := adapters/daytona adapters/modal adapters/e2b
 
 # Three packages at a time: they wait for engines, machines and hosts for a third of their time, also on two processors.
 # What vet finds is make lint's. The race detector need not wait a second at the end of every process.
 # No flag here may switch go test's cache off (-shuffle does).
 GOTEST := GORACE=atexit_sleep_ms=0 SANDBOXER_TEST_NPM=1 go test -vet=off -json -p 3
 # bench is a module of its own, so the go command tests it in a run of its own. That run is next to the others, because it
-# takes minutes. Its output goes to a file first: two programs that write into one pipe can break each other's lines.
+# takes minutes, and so is that of CLOUDS. Their output goes to a file first: two programs that write into one pipe can break
+# each other's lines.
 BENCHTEST := $(subst go test,go -C bench test,$(GOTEST))
-BENCHJSON := bin/bench-test.json
+ASIDEJSON := bin/aside-test.json
 MUSTRUN := go run ./internal/mustrun scripts/must-run.txt
 
 test:
 	sh scripts/setup.sh
 	mkdir -p bin
 	CGO_ENABLED=0 go build -trimpath ./...
-	{ CGO_ENABLED=0 $(BENCHTEST) -trimpath -timeout 60m ./... >$(BENCHJSON) & \
+	{ { CGO_ENABLED=0 $(BENCHTEST) -trimpath -timeout 60m ./...; \
+	$(GOTEST) -timeout 60m $(RACE) $(CLOUDS:%=./%); } >$(ASIDEJSON) & \
 	CGO_ENABLED=0 $(GOTEST) -trimpath -timeout 60m $(ENGINES:%=./%); \
-	$(GOTEST) -timeout 60m $(RACE) $(SLOW:%=./%) $$(go list ./... | grep -vxF "$$(go list $(ENGINES:%=./%))"); \
-	wait; cat $(BENCHJSON); } | $(MUSTRUN)
+	$(GOTEST) -timeout 60m $(RACE) $(SLOW:%=./%) $$(go list ./... | grep -vxF "$$(go list $(ENGINES:%=./%) $(CLOUDS:%=./%))"); \
+	wait; cat $(ASIDEJSON); } | $(MUSTRUN)
 
 # All of make test in another order and with the race detector, and what takes long: kill storms, all groups of
 # the conformance suite on Podman, a Debian that boots in an emulated machine.
 test-long:
 	sh scripts/setup.sh
 	mkdir -p bin
-	{ SANDBOXER_TEST_WHOLE=1 $(BENCHTEST) -timeout 120m $(RACE) -shuffle=on -count=1 ./... >$(BENCHJSON) & \
+	{ SANDBOXER_TEST_WHOLE=1 $(BENCHTEST) -timeout 120m $(RACE) -shuffle=on -count=1 ./... >$(ASIDEJSON) & \
 	SANDBOXER_TEST_WHOLE=1 $(GOTEST) -timeout 120m $(RACE) -shuffle=on -count=1 ./...; \
-	wait; cat $(BENCHJSON); } | $(MUSTRUN) scripts/must-run-long.txt
+	wait; cat $(ASIDEJSON); } | $(MUSTRUN) scripts/must-run-long.txt
 
 # The engines measured beside it: gVisor's own command line, and Docker where dockerd is
 # installed (scripts/dockerd.sh starts a private one and stops exactly that).
