@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -732,10 +733,17 @@ func (b *bench) cycles(ctx context.Context) error {
 	if err := live(warm); err != nil {
 		return err
 	}
+	// The server's connections to its database open files when several questions first come at once, and stay open.
+	var asking sync.WaitGroup
+	for range 64 {
+		asking.Go(func() { _, _ = b.broker.List(ctx, api.SandboxQuery{}) })
+	}
+	asking.Wait()
 	before, err := b.settled(leftovers{}, false)
 	if err != nil {
 		return err
 	}
+	open := b.broker.descriptors()
 	begin := time.Now()
 	if err := live(lives); err != nil {
 		return err
@@ -747,6 +755,11 @@ func (b *bench) cycles(ctx context.Context) error {
 	}
 	b.r.fact("left behind before", "%+v", before)
 	b.r.fact("left behind after", "%+v", after)
+	for name, n := range b.broker.descriptors() {
+		if more := n - open[name]; more > 0 {
+			b.r.fact("left open: "+name, "%d more", more)
+		}
+	}
 	more := 0
 	for _, d := range []int{after.Descriptors - before.Descriptors, after.Goroutines - before.Goroutines, after.Mounts - before.Mounts,
 		after.Zombies - before.Zombies, after.Processes - before.Processes, after.Cgroups - before.Cgroups, after.Files - before.Files} {

@@ -155,6 +155,19 @@ type leftovers struct {
 	Descriptors, Goroutines, Mounts, Zombies, Processes, Cgroups, Files int
 }
 
+// descriptors counts the server's descriptors by what they are of.
+func (b *broker) descriptors() map[string]int {
+	count := map[string]int{}
+	fds, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", b.pid()))
+	for _, fd := range fds {
+		if name, err := os.Readlink(fd); err == nil {
+			name, _, _ = strings.Cut(name, ":[") // the number of a socket or pipe
+			count[filepath.Base(name)]++
+		}
+	}
+	return count
+}
+
 func (b *broker) leftovers() (leftovers, error) {
 	var l leftovers
 	fds, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", b.pid()))
