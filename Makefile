@@ -52,7 +52,7 @@ GOTEST := GORACE=atexit_sleep_ms=0 SANDBOXER_TEST_NPM=1 go test -vet=off -json -
 # each other's lines.
 BENCHTEST := $(subst go test,go -C bench test,$(GOTEST))
 ASIDEJSON := bin/aside-test.json
-MUSTRUN := go run ./internal/mustrun scripts/must-run.txt
+MUSTRUN := CGO_ENABLED=0 go run -trimpath ./internal/mustrun scripts/must-run.txt
 
 test:
 	sh scripts/setup.sh
@@ -84,6 +84,9 @@ bench: build
 
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
+# As make build compiles, so that gVisor is not compiled once more for it.
+lint: export CGO_ENABLED = 0
+lint: export GOFLAGS := $(shell go env GOFLAGS) -trimpath
 lint:
 	test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { gofmt -l $$(git ls-files '*.go'); exit 1; }
 	go vet ./...
@@ -102,7 +105,7 @@ fuzz:
 	sh scripts/fuzz.sh $(FUZZTIME) '$(FUZZ)'
 
 bin/sbom: scripts/sbom/main.go scripts/sbom/go.sum
-	cd scripts/sbom && go build -trimpath -o ../../bin/sbom .
+	cd scripts/sbom && CGO_ENABLED=0 go build -trimpath -o ../../bin/sbom .
 
 sbom: bin/sbom
 	bin/sbom -version "$$(git describe --tags --always --dirty)" -o bin/sandboxer.cdx.json

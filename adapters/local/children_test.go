@@ -180,7 +180,7 @@ func TestKernelEndsWhileItStarts(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			runner := filepath.Join(helpers, "dying-"+c.name)
-			build := exec.Command("go", "build", "-ldflags", "-X 'main.real="+helpers+"/sandboxer-runner' -X 'main.words="+c.words+"'", "-o", runner, "./testdata/dying")
+			build := exec.Command("go", "build", "-trimpath", "-ldflags", "-X 'main.real="+helpers+"/sandboxer-runner' -X 'main.words="+c.words+"'", "-o", runner, "./testdata/dying")
 			build.Env = append(os.Environ(), "CGO_ENABLED=0")
 			if out, err := build.CombinedOutput(); err != nil {
 				t.Fatalf("%v: %s", err, out)

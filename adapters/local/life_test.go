@@ -963,7 +963,7 @@ func TestRunnerIsLean(t *testing.T) {
 
 func TestSeccompProgramsAreCurrent(t *testing.T) {
 	tmp := filepath.Join(t.TempDir(), "gen.go")
-	gen := exec.Command("go", "run", "./runner/internal/genseccomp", tmp)
+	gen := exec.Command("go", "run", "-trimpath", "./runner/internal/genseccomp", tmp)
 	gen.Env = append(os.Environ(), "CGO_ENABLED=0") // like the runner's build: this determines the programs
 	out, err := gen.CombinedOutput()
 	if err != nil {

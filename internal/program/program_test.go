@@ -21,7 +21,7 @@ func build(t *testing.T, arch string) string {
 		t.Fatal(err)
 	}
 	out := filepath.Join(dir, "nothing-linux-"+arch)
-	cmd := exec.Command("go", "build", "-o", out, src)
+	cmd := exec.Command("go", "build", "-trimpath", "-o", out, src)
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+arch, "GOFLAGS=")
 	if said, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, said)
