@@ -159,7 +159,7 @@ func Send[T any](ctx context.Context, c *Client, r Request) (out T, header http.
 			return out, header, nil
 		default:
 			if _, err := strictjson.DecodeStored(answer, &out); err != nil {
-				return out, header, sandboxer.E(sandboxer.Unavailable, err, "the service answers something that cannot be read").WithHint("check that the URL leads to the service")
+				return out, header, sandboxer.E(sandboxer.Unavailable, err, "the answer of the service cannot be read").WithHint("check that the URL leads to the service")
 			}
 			return out, header, nil
 		}

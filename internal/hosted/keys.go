@@ -22,8 +22,8 @@ type Keys struct {
 // NeedsKey is the error of an extension whose file names no key. Kind: NotFound, so that a built-in one is listed with the reason.
 func NeedsKey(extension string) error {
 	secret := strings.TrimPrefix(extension, "ext.")
-	return sandboxer.E(sandboxer.NotFound, nil, "needs a key: its file names none").
-		WithHint("write a file for %s with config: credential: {secret: %s}, and set the secret: sandboxer secret set --operator %[2]s", extension, secret)
+	return sandboxer.E(sandboxer.NotFound, nil, "needs a key: none is configured").
+		WithHint("write a file for %s that has config: credential: {secret: %s}; then set the secret: sandboxer secret set --operator %[2]s", extension, secret)
 }
 
 // OpenKeys returns the keys of an extension. A key in its file counts unless tenants or consumers bring theirs; sandboxes that were
@@ -35,7 +35,7 @@ func OpenKeys(ctx context.Context, env sandboxer.Env, fixed sandboxer.Secret, c 
 	case c.By == "" && fixed != "":
 		k.by = sandboxer.Credential{}
 	case c.Secret == "" && c.By != "":
-		return nil, sandboxer.E(sandboxer.Invalid, nil, "credential: want secret, the name under which it is kept")
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "credential: want secret, the name of the secret")
 	case c.Secret == "":
 	case sandboxer.CheckSecretName(c.Secret) != nil:
 		return nil, sandboxer.E(sandboxer.Invalid, nil, "credential.secret: %s", sandboxer.Message(sandboxer.CheckSecretName(c.Secret)))
@@ -100,14 +100,14 @@ func (k *Keys) Of(ctx context.Context) (sandboxer.Secret, error) {
 		return k.fixed, nil
 	case ref.Name == "":
 		return "", sandboxer.E(sandboxer.Unavailable, errRefused, "the key in the extension's file, which the sandbox was made with, is no longer there").
-			WithHint("an administrator puts it there again, until the sandboxes that were made with it have ended")
+			WithHint("have an administrator put it back, until the sandboxes that were made with it have ended")
 	case k == nil || k.env.Secret == nil:
 		return "", sandboxer.E(sandboxer.Unavailable, errRefused, "the %s cannot be read in this process", ref).WithHint("run the extension in the server")
 	}
 	key, err := k.env.Secret(ctx, ref)
 	if sandboxer.KindOf(err) == sandboxer.NotFound {
 		err = sandboxer.E(sandboxer.Unavailable, errRefused, "the %s, which is the key to the account of the sandbox, was removed", ref).
-			WithHint("remove the sandbox at the service, and then an administrator gives it up: sandboxer forget ID")
+			WithHint("remove the sandbox at the service; then have an administrator end its record: sandboxer forget ID")
 	}
 	return key, err
 }
@@ -121,7 +121,7 @@ func Refused(ctx context.Context, said string) error {
 
 // Malformed is Refused for a key that cannot be one, before it is sent. want says what one is, without the key.
 func Malformed(ctx context.Context, want string) error {
-	return unusable(ctx, "the %s cannot be a key to the service: %s", want, "")
+	return unusable(ctx, "the %s is not a valid key for the service: %s", want, "")
 }
 
 func unusable(ctx context.Context, format, said, when string) error {

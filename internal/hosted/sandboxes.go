@@ -64,7 +64,7 @@ func CheckLife(spec sandboxer.Spec, longest time.Duration) error {
 	if spec.Fuse.IsZero() || needs <= longest {
 		return nil
 	}
-	return sandboxer.Untouched(sandboxer.E(sandboxer.Unsupported, nil, "the service ends a sandbox after %s, and this one has to last for %s, with the time for its removal",
+	return sandboxer.Untouched(sandboxer.E(sandboxer.Unsupported, nil, "the service ends a sandbox after %s; this one needs %s, which includes the time for its removal",
 		sandboxer.FormatDuration(longest), sandboxer.FormatDuration(needs.Round(time.Second))).WithHint("ask for a shorter time to live: --ttl"))
 }
 
@@ -261,7 +261,7 @@ func (s *Sandboxes) objects(ctx context.Context, h sandboxer.Handle) (found []Ob
 	}
 	for _, a := range attempts {
 		if wait := min(s.Settle-time.Since(a.At), s.Settle); a.Ref == "" && wait > 0 {
-			e := sandboxer.E(sandboxer.Unavailable, nil, "a create had no answer, and the service may still show what it made").WithHint("try again in %s", s.Settle)
+			e := sandboxer.E(sandboxer.Unavailable, nil, "an earlier create got no answer; the service may have made the sandbox without listing it yet").WithHint("try again in %s", s.Settle)
 			e.RetryAfter = wait
 			return nil, e
 		}
@@ -390,7 +390,7 @@ func (s *Sandboxes) Forget(ctx context.Context, h sandboxer.Handle) ([]string, e
 	}
 	defer unlock()
 	if _, err := s.objects(ctx, h); !IsRefused(err) {
-		return nil, sandboxer.E(sandboxer.Unsupported, err, "the key to the sandbox is not refused, and %s can remove it", s.Env.Extension).
+		return nil, sandboxer.E(sandboxer.Unsupported, err, "the key still works, so %s can remove the sandbox", s.Env.Extension).
 			WithHint("destroy it; a failed removal is tried again")
 	}
 	if err := s.forget(ctx, h); err != nil {
@@ -428,7 +428,7 @@ func (s *Sandboxes) IsAlive(ctx context.Context, h sandboxer.Handle) (sandboxer.
 func (s *Sandboxes) Discover(ctx context.Context, id string) (sandboxer.Found, error) {
 	o, err := s.Find(ctx, sandboxer.Handle{SandboxID: id})
 	if IsRefused(err) { // an account that nobody can use proves nothing, and is of no use
-		err = sandboxer.E(sandboxer.NotFound, err, "no account that can be asked has a sandbox %s", id)
+		err = sandboxer.E(sandboxer.NotFound, err, "no account that answers has a sandbox %s", id)
 	}
 	if err != nil {
 		return sandboxer.Found{}, err

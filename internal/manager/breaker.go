@@ -123,11 +123,11 @@ func (e *extension) heard(ctx context.Context, t *trial, sb *sandboxer.Sandbox, 
 		return
 	case err == nil:
 		if e.breaker.success() {
-			text = fmt.Sprintf("extension %s works again: routes go there", e.Info.ID)
+			text = fmt.Sprintf("extension %s works again: routes use it", e.Info.ID)
 		}
 	case e.isFault(sb, err):
 		if until := e.breaker.fault(t, time.Now()); !until.IsZero() {
-			text = fmt.Sprintf("extension %s failed several times in a row: routes leave it alone until %s", e.Info.ID, until.UTC().Format(time.RFC3339))
+			text = fmt.Sprintf("extension %s failed several times in a row: routes skip it until %s", e.Info.ID, until.UTC().Format(time.RFC3339))
 		}
 	}
 	if text == "" {

@@ -62,7 +62,7 @@ func (wk work) goOn(ctx context.Context, failed map[string]error, err error) err
 	leaving, cancel := context.WithTimeout(ctx, leaveWithin)
 	defer cancel()
 	if err := wk.payDebt(leaving, *debt, false); err != nil && leaving.Err() == nil {
-		wk.m.log.WarnContext(ctx, "parts may remain where it was not made", "sandbox", wk.sb.ID, "extension", debt.Extension, "err", err)
+		wk.m.log.WarnContext(ctx, "parts may remain on the extension that did not make it", "sandbox", wk.sb.ID, "extension", debt.Extension, "err", err)
 	}
 	return nil
 }
@@ -100,7 +100,7 @@ func (c *creation) takeOver(ctx context.Context, wk work, route []sandboxer.Rout
 		w.Events = append(w.Events, events.Of(ctx, sb, sandboxer.EventStep, routeText(sb)))
 		if debt != nil {
 			sb.Debts = append(slices.Clip(sb.Debts), *debt)
-			w.Events = append(w.Events, debtEvent(ctx, sb, "what may exist of it on "+debt.Extension+" is removed"))
+			w.Events = append(w.Events, debtEvent(ctx, sb, "parts of it that may exist on "+debt.Extension+" are being removed"))
 		}
 		return nil
 	}
@@ -191,7 +191,7 @@ func (bx box) payDebt(ctx context.Context, d sandboxer.Debt, slot bool) error {
 			o.Retries, o.LastError = o.Retries+1, sandboxer.Message(err)
 			o.RetryAt = now().Add(lifecycle.Backoff(o.Retries, rand.Float64()))
 			if o.Retries <= 3 || o.Retries%20 == 0 {
-				w.Events = append(w.Events, debtEvent(ctx, sb, "what may exist on "+d.Extension+" is not removed yet: "+o.LastError))
+				w.Events = append(w.Events, debtEvent(ctx, sb, "parts of it on "+d.Extension+" are not removed yet: "+o.LastError))
 			}
 			return nil
 		})
@@ -200,7 +200,7 @@ func (bx box) payDebt(ctx context.Context, d sandboxer.Debt, slot bool) error {
 		return nil
 	}
 	if err != nil && uerr == nil {
-		return sandboxer.E(sandboxer.Unavailable, err, "what may exist of it on %s is not removed yet: %s", d.Extension, sandboxer.Message(err))
+		return sandboxer.E(sandboxer.Unavailable, err, "parts of it on %s are not removed yet: %s", d.Extension, sandboxer.Message(err))
 	}
 	return uerr
 }

@@ -22,7 +22,7 @@ func (m *Manager) Extend(ctx context.Context, ref string, e Extend) (*sandboxer.
 func (m *Manager) extend(ctx context.Context, ref string, e Extend, longer bool) (*sandboxer.Sandbox, error) {
 	if (e.TTL == 0) == (e.Add == 0) || e.TTL < 0 || e.Add < 0 {
 		return nil, sandboxer.E(sandboxer.Invalid, nil, "want either a time to live from now or a time to add, above zero").
-			WithHint("give one of both: sandboxer extend ID --ttl 1h")
+			WithHint("give one of the two: sandboxer extend ID --ttl 1h")
 	}
 	sb, err := m.find(ctx, sandboxer.ScopeWrite, ref)
 	if err != nil {

@@ -155,7 +155,7 @@ func (c *creation) isRouted() bool { return c.Routing != nil && c.Routing.Profil
 
 // routeText says in an event where a request went, what the backend says there, and why it did not go to the candidates before.
 func routeText(sb *sandboxer.Sandbox) string {
-	text := "it goes to " + sb.Extension
+	text := "routed to " + sb.Extension
 	if sb.Quote.ByBackend && sb.Quote.Detail != "" {
 		text += " (" + sb.Quote.Detail + ")"
 	}
@@ -169,5 +169,5 @@ func routeText(sb *sandboxer.Sandbox) string {
 	if len(refused) == 0 {
 		return text
 	}
-	return text + ", and not to " + strings.Join(refused, ", ")
+	return text + ", not to " + strings.Join(refused, ", ")
 }

@@ -284,7 +284,7 @@ func identify(inputs map[string]string, thread sandboxer.Thread) (shown string, 
 			return "", none, err
 		}
 		if sandboxer.IsDerivedID(shown) {
-			return "", none, sandboxer.E(sandboxer.Invalid, nil, "%q has the form of the IDs that the broker derives, which cannot be chosen", shown).
+			return "", none, sandboxer.E(sandboxer.Invalid, nil, "%q cannot be chosen: IDs of this form belong to threads", shown).
 				WithHint("choose another sandbox_id")
 		}
 	}

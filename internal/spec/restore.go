@@ -115,7 +115,7 @@ func (s *Site) restoredOn(rec *sandboxer.SnapshotRecord, req sandboxer.RestoreRe
 
 // LeftRoute is the error for a sandbox of p on an extension that p does not list any more. Kind: Denied.
 func LeftRoute(p sandboxer.Profile, extension string) error {
-	return sandboxer.E(sandboxer.Denied, nil, "profile %s does not go to extension %s any more", p.ID, extension).
+	return sandboxer.E(sandboxer.Denied, nil, "profile %s no longer routes to extension %s", p.ID, extension).
 		WithHint("ask an administrator to add it to the route of the profile again")
 }
 

@@ -253,7 +253,7 @@ func OverMaxCost(cost sandboxer.Credits, ttl time.Duration, most sandboxer.Credi
 
 // checkDetails are the sentences for tenants about what a backend refused.
 var checkDetails = map[sandboxer.RouteReason]string{
-	sandboxer.WhyNotAllowed:  "it does not admit what the request asks for; leave out inputs, image, host or mounts that are restricted",
+	sandboxer.WhyNotAllowed:  "it does not allow what the request asks for; leave out inputs, image, host or mounts that are restricted",
 	sandboxer.WhyUnsupported: "its backend cannot do what the request asks for; ask for less",
 	sandboxer.WhyInvalid:     "its backend refuses the request; change the request",
 	sandboxer.WhyFull:        "its backend has no room now; try again later",

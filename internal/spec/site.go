@@ -117,7 +117,7 @@ func (s *Site) CheckProfile(p sandboxer.Profile) string {
 			return "profile " + p.ID + ": " + text
 		}
 		if i == 0 && p.Pool.Size > 0 && e.Backend.Credential().By != "" {
-			return "profile " + p.ID + " keeps a pool, whose sandboxes are no tenant's, and on extension " + id + " each tenant brings a key of its own"
+			return "profile " + p.ID + " keeps a pool, whose sandboxes belong to no tenant, but extension " + id + " needs a key of each tenant"
 		}
 		if i == 0 && p.Pool.Size > 0 && !e.Backend.Can(sandboxer.CanPool) { // which holds the first
 			return "profile " + p.ID + " keeps a pool, which extension " + id + " cannot"

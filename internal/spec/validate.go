@@ -131,7 +131,7 @@ func withTTL(p sandboxer.Profile, ttl time.Duration) (sandboxer.Profile, error) 
 		p.TTL = ttl
 	}
 	if p.TTL == sandboxer.TTLIdle && p.Idle == 0 {
-		return p, sandboxer.E(sandboxer.Invalid, nil, "a lifetime of as long as it is used (ttl idle) needs an idle time, and profile %s has none", p.ID).
+		return p, sandboxer.E(sandboxer.Invalid, nil, "ttl idle (as long as it is used) needs an idle time, and profile %s has none", p.ID).
 			WithHint("give an idle time: --idle 10m")
 	}
 	return p, nil
