@@ -55,8 +55,7 @@ func (m *Manager) Forget(ctx context.Context, ref string) (*sandboxer.Sandbox, e
 	return sb, nil
 }
 
-// auditForgotten names what was given up and may remain, until its backend says that it is
-// gone.
+// auditForgotten names the remains of forgotten sandboxes until their backend reports that they are gone.
 func (a *auditing) auditForgotten(ctx context.Context) error {
 	return a.m.records(ctx, sandboxer.Query{States: []sandboxer.State{sandboxer.Terminated}}, func(sb *sandboxer.Sandbox) {
 		if sb.Damaged != "" || sb.Cleanup == nil || !sb.Cleanup.Forgotten || ctx.Err() != nil {

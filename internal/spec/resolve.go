@@ -48,7 +48,7 @@ func (r *Resolved) Matches(sb *sandboxer.Sandbox, env map[string]string) bool {
 	return r.Tenant == sb.Tenant && !r.IsOther(sb.Thread) && r.on(sb.Extension).isFulfilledBy(sb.Spec, sb.Name, env, sb.Secrets)
 }
 
-// on is r on another candidate of its profile; r itself if e is its candidate already.
+// on is r on the candidate with that extension; r itself if there is none.
 func (r *Resolved) on(extension string) *Resolved {
 	if r.Extension == extension || r.Routing == nil {
 		return r
