@@ -96,7 +96,7 @@ func (m *Manager) joinFork(ctx context.Context, sb *sandboxer.Sandbox, req ForkR
 	return f, nil
 }
 
-// leaveFork ends the wait of one caller. Without callers the fork is abandoned.
+// leaveFork ends the wait of one caller. A fork without callers for forkGrace is abandoned.
 func (m *Manager) leaveFork(f *forkInProgress) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
