@@ -214,7 +214,7 @@ type creation struct {
 // link checks an address that Daytona named, and to which a key or token goes.
 func (x *extension) link(text string) error {
 	if err := hosted.CheckURL(text); err != nil || strings.HasPrefix(x.cfg.URL, "https:") && !strings.HasPrefix(text, "https:") {
-		return sandboxer.E(sandboxer.Unavailable, err, "Daytona names an address to which no key goes: it wants https").WithHint("check that url leads to Daytona")
+		return sandboxer.E(sandboxer.Unavailable, err, "Daytona sent an address without https, which gets no key").WithHint("check that url leads to Daytona")
 	}
 	return nil
 }

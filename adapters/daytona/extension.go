@@ -51,15 +51,15 @@ func (x *extension) Close() error { return x.agents.Close() }
 func (x *extension) Check(_ context.Context, spec sandboxer.Spec) error {
 	l := spec.Limits
 	no := hosted.Refuse(x.Env.Extension, map[string]bool{
-		"mounts: a path of the server's machine means nothing there": len(spec.Mounts) > 0,
-		"a host: the setting target chooses the region":              spec.Host != "",
-		"a user: the snapshot or image has one, and a command may":   spec.User != "",
-		"a place in a pool: it would be paid while it waits":         spec.Warm,
-		"a limit of processes":                                       l.PIDs != 0,
-		"GPUs":                                                       l.GPUs != 0,
-		"a part of a processor or GiB: Daytona counts whole ones":    l.MilliCPU%1000 != 0 || l.MemoryBytes%gib != 0 || l.DiskBytes%gib != 0,
-		"limits without an image: a snapshot of Daytona has its own": l != sandboxer.Limits{} && spec.Image == "",
-		"an image of this name":                                      strings.ContainsAny(spec.Image, " \t\r\n\\"),
+		"mounts: a path of the server's machine means nothing there":               len(spec.Mounts) > 0,
+		"a host: the setting target chooses the region":                            spec.Host != "",
+		"a user: the snapshot or image sets it, and each command can have its own": spec.User != "",
+		"a place in a pool: it would be paid while it waits":                       spec.Warm,
+		"a limit of processes": l.PIDs != 0,
+		"GPUs":                 l.GPUs != 0,
+		"a part of a processor or GiB: Daytona takes whole ones":      l.MilliCPU%1000 != 0 || l.MemoryBytes%gib != 0 || l.DiskBytes%gib != 0,
+		"limits without an image: Daytona's snapshots have their own": l != sandboxer.Limits{} && spec.Image == "",
+		"an image name with a space or a backslash":                   strings.ContainsAny(spec.Image, " \t\r\n\\"),
 	})
 	return cmp.Or(no, hosted.CheckLife(spec, x.cfg.MaxLifetime), inside.Check(spec), inside.CheckRepo(spec), new(creation).network(spec.Network))
 }
@@ -79,8 +79,8 @@ func (c *creation) network(p sandboxer.NetworkPolicy) error {
 			domains = append(domains, d.Name)
 		}
 		if d.Port != 0 || d.Below || len(nets) > 0 && len(domains) > 0 {
-			return sandboxer.E(sandboxer.Unsupported, nil, "Daytona cannot enforce the destination %q here: it knows no ports and patterns, and takes domains or addresses", d).
-				WithHint("name domains alone, or addresses and networks alone")
+			return sandboxer.E(sandboxer.Unsupported, nil, "Daytona cannot enforce the destination %q: it takes either domains or addresses, without ports and patterns", d).
+				WithHint("name only domains, or only addresses and networks")
 		}
 	}
 	c.AllowList, c.DomainAllow = strings.Join(nets, ","), strings.Join(domains, ",")
@@ -117,7 +117,7 @@ func (x *extension) provision(ctx context.Context, spec sandboxer.Spec, snapshot
 			err = o.check()
 		}
 		if hosted.Status(err) == http.StatusConflict { // an earlier create, whose answer was lost, has the name
-			err = sandboxer.E(sandboxer.Unavailable, nil, "the sandbox exists already, and is looked for: %s", sandboxer.Message(err)).WithHint("try again in %s", x.cfg.Settle)
+			err = sandboxer.E(sandboxer.Unavailable, nil, "an earlier request made the sandbox already, and the service does not list it yet: %s", sandboxer.Message(err)).WithHint("try again in %s", x.cfg.Settle)
 		}
 		return hosted.Object{Ref: o.ID, Tags: o.Labels}, err
 	})

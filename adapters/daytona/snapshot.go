@@ -90,7 +90,7 @@ func (x *extension) Snapshot(ctx context.Context, h sandboxer.Handle, id string)
 func (x *extension) RestoreFromSnapshot(ctx context.Context, spec sandboxer.Spec, s sandboxer.Snapshot) (sandboxer.Handle, error) {
 	from, err := x.find(hosted.For(ctx, spec.Credential), s.SnapshotID)
 	if l := spec.Limits; err == nil {
-		err = hosted.Refuse(x.Env.Extension, map[string]bool{"other limits than its snapshot": cmp.Or(l.MilliCPU, from.CPU*1000) != from.CPU*1000 ||
+		err = hosted.Refuse(x.Env.Extension, map[string]bool{"limits that differ from those of its snapshot": cmp.Or(l.MilliCPU, from.CPU*1000) != from.CPU*1000 ||
 			cmp.Or(l.MemoryBytes, from.Memory*gib) != from.Memory*gib || cmp.Or(l.DiskBytes, from.Disk*gib) != from.Disk*gib})
 	}
 	if err != nil {

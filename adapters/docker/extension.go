@@ -109,7 +109,7 @@ func open(ctx context.Context, env sandboxer.Env, cfg Config) (_ sandboxer.Exten
 	if len(engines) == 0 {
 		if err := unix.Access(defaultSocket, unix.W_OK); errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) { // retried later
 			return nil, sandboxer.E(sandboxer.NotFound, err, "there is no Docker engine on this machine that this account may use (%s)", defaultSocket).
-				WithHint("install one, have the account use it, or name others in engines in the config of %s", env.Extension)
+				WithHint("install one, give this account access to it, or name other engines in the config of %s", env.Extension)
 		}
 		engines = map[string]Engine{"localhost": {Address: "unix://" + defaultSocket}}
 	}

@@ -59,7 +59,7 @@ var refs = regexp.MustCompile(`^[a-z0-9]{1,40}(-[a-z0-9]{1,40})?$`)
 // object is sb for package hosted. Kind: Unavailable for a name that cannot be one.
 func (sb sandbox) object() (hosted.Object, error) {
 	if !refs.MatchString(sb.SandboxID) {
-		return hosted.Object{}, sandboxer.E(sandboxer.Unavailable, nil, "the service answers an impossible name of a sandbox").WithHint("check that the URL leads to the service")
+		return hosted.Object{}, sandboxer.E(sandboxer.Unavailable, nil, "the service sent an invalid sandbox ID").WithHint("check that the URL leads to the service")
 	}
 	return hosted.Object{Ref: sb.SandboxID, Tags: sb.Metadata}, nil
 }

@@ -57,13 +57,13 @@ func (x *extension) Close() error { return x.agents.Close() }
 // Check implements sandboxer.Checker. It refuses what the service cannot do.
 func (x *extension) Check(_ context.Context, spec sandboxer.Spec) error {
 	no := hosted.Refuse(x.Env.Extension, map[string]bool{
-		"a main command: its template has a start command":                     len(spec.Command) > 0,
-		"limits: its template has a size":                                      spec.Limits != sandboxer.Limits{},
-		"mounts: it is on no machine of yours":                                 len(spec.Mounts) > 0,
-		"ports: no raw stream leads to it":                                     len(spec.Ports) > 0,
-		"a host: the service chooses it":                                       spec.Host != "",
-		"a list of destinations: the service knows names of HTTP and TLS only": spec.Network.Mode == sandboxer.NetworkAllow,
-		"a place in a pool: it would be paid while it waits":                   spec.Warm,
+		"a main command: the template has a start command":                              len(spec.Command) > 0,
+		"limits: the template sets them":                                                spec.Limits != sandboxer.Limits{},
+		"mounts: it does not run on the server's machine":                               len(spec.Mounts) > 0,
+		"ports: the service forwards no TCP connections":                                len(spec.Ports) > 0,
+		"a host: the service chooses it":                                                spec.Host != "",
+		"a list of destinations: the service filters by the names in HTTP and TLS only": spec.Network.Mode == sandboxer.NetworkAllow,
+		"a place in a pool: it would be paid while it waits":                            spec.Warm,
 	})
 	return cmp.Or(no, hosted.CheckLife(spec, x.cfg.MaxLifetime), inside.Check(spec))
 }
@@ -142,7 +142,7 @@ func (x *extension) ready(ctx context.Context, w way) error {
 		err = w.agent.MakeDir(ctx, w.dir)
 	}
 	if sandboxer.KindOf(err) == sandboxer.Unavailable && ctx.Err() == nil {
-		err = sandboxer.E(sandboxer.Unavailable, err, "the sandbox runs at the service, and its daemon does not answer").WithHint("try again later")
+		err = sandboxer.E(sandboxer.Unavailable, err, "the sandbox runs, but its agent does not answer").WithHint("try again later")
 	}
 	return err
 }
@@ -169,7 +169,7 @@ func (x *extension) MeterActual(ctx context.Context, h sandboxer.Handle, d time.
 		return u, err
 	}
 	if sb.CPUs < 1 || sb.CPUs > 1024 || sb.MemoryMB < 1 || sb.MemoryMB > 1<<24 {
-		return u, sandboxer.E(sandboxer.Unavailable, nil, "the service answers an impossible size of sandbox %s", h.SandboxID)
+		return u, sandboxer.E(sandboxer.Unavailable, nil, "the service reports an impossible size of sandbox %s", h.SandboxID)
 	}
 	q, err := x.price(sb.CPUs, sb.MemoryMB<<20, d)
 	if err != nil {
@@ -200,7 +200,7 @@ func (x *extension) Renew(ctx context.Context, h sandboxer.Handle, until time.Ti
 func (x *extension) renew(ctx context.Context, ref string, left time.Duration) error {
 	refused := func(most time.Duration) error {
 		return sandboxer.E(sandboxer.Invalid, nil, "%s does not let a sandbox run for %s more: %s are left", x.Env.Extension, left.Round(time.Second), most.Round(time.Second)).
-			WithHint("pause the sandbox, or snapshot it, and go on with another")
+			WithHint("pause the sandbox, or restore a snapshot of it as a new sandbox")
 	}
 	if left > x.cfg.MaxLifetime {
 		return refused(x.cfg.MaxLifetime)

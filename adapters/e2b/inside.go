@@ -46,7 +46,7 @@ func (x *extension) look(ctx context.Context, ref string) (way, error) {
 	case sb.State == paused:
 		return way{}, sandboxer.E(sandboxer.Conflict, nil, "the sandbox is paused").WithHint("resume it first")
 	case sb.Domain != "" && sb.Domain != x.cfg.Domain && x.cfg.SandboxURL == "": // its token goes nowhere else
-		return way{}, sandboxer.E(sandboxer.Unavailable, nil, "the service has the sandbox at the domain %q, and %s is configured for %q", sb.Domain, x.Env.Extension, x.cfg.Domain).
+		return way{}, sandboxer.E(sandboxer.Unavailable, nil, "the sandbox is at the domain %q, and %s is configured for %q", sb.Domain, x.Env.Extension, x.cfg.Domain).
 			WithHint("set domain of %s", x.Env.Extension)
 	}
 	w := way{dir: sb.Metadata[tagWorkspace], user: sb.Metadata[tagUser]}

@@ -82,7 +82,7 @@ func (x *extension) Snapshot(ctx context.Context, h sandboxer.Handle, id string)
 		}
 	}
 	if err == nil && s.ID == "" {
-		err = sandboxer.E(sandboxer.Unavailable, nil, "the service answers a snapshot without a name").WithHint("check that the URL leads to the service")
+		err = sandboxer.E(sandboxer.Unavailable, nil, "the service sent a snapshot without a name").WithHint("check that the URL leads to the service")
 	}
 	if err != nil {
 		return sandboxer.Snapshot{}, err

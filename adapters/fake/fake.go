@@ -53,7 +53,7 @@ type Config struct {
 	// ListDelay is how long listings lag behind the truth.
 	ListDelay time.Duration `yaml:"list_delay" json:"list_delay,omitempty"`
 	// Revision is what sandboxes are made of; with another value they are made of
-	// something else, as with an image that was built anew.
+	// something else, as with an image that was built again.
 	Revision string `yaml:"revision" json:"revision,omitempty"`
 	// Agent is the agent's program, which runs inside from the first call that needs it.
 	// Empty: agent, processes and watch are gone without.

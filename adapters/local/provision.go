@@ -542,7 +542,12 @@ func (b *liveSandbox) fill(ctx context.Context, src source) error {
 }
 
 func (b *liveSandbox) git(ctx context.Context, dir string, args ...string) error {
-	return inside.Run(ctx, b.exec, "cloning the repository", sandboxer.Cmd{Args: args, Dir: dir, User: b.rec.User, Env: map[string]string{"GIT_TERMINAL_PROMPT": "0"}})
+	err := inside.Run(ctx, b.exec, "cloning the repository", sandboxer.Cmd{Args: args, Dir: dir, User: b.rec.User, Env: map[string]string{"GIT_TERMINAL_PROMPT": "0"}})
+	if sandboxer.KindOf(err) == sandboxer.Failed && sandboxer.HintOf(err) == "" {
+		return sandboxer.E(sandboxer.Failed, err, "%s", sandboxer.Message(err)).
+			WithHint("check the inputs repo and ref, and that the network policy of the sandbox allows the host of the repository")
+	}
+	return err
 }
 
 // diskError classifies a failure to write state.

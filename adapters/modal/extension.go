@@ -216,14 +216,14 @@ func (x *extension) Check(_ context.Context, spec sandboxer.Spec) error {
 	}
 	return hosted.Refuse(x.Env.Extension, map[string]bool{
 		"mounts: a path of the server's machine means nothing there": len(spec.Mounts) > 0,
-		"a host":                         spec.Host != "",
-		"a place in a pool":              spec.Warm,
-		"a limit of the disk":            spec.Limits.DiskBytes > 0,
-		"a limit of processes":           spec.Limits.PIDs > 0,
-		"GPUs":                           spec.Limits.GPUs > 0,
-		"less memory than 128 MiB":       spec.Limits.MemoryBytes > 0 && spec.Limits.MemoryBytes < 128<<20,
-		"a destination with a port":      slices.ContainsFunc(spec.Network.Allow, func(s string) bool { d, err := sandboxer.ParseDestination(s); return err == nil && d.Port != 0 }),
-		"an empty argument as a command": len(spec.Command) > 0 && spec.Command[0] == "",
+		"a host":                    spec.Host != "",
+		"a place in a pool":         spec.Warm,
+		"a limit of the disk":       spec.Limits.DiskBytes > 0,
+		"a limit of processes":      spec.Limits.PIDs > 0,
+		"GPUs":                      spec.Limits.GPUs > 0,
+		"less memory than 128 MiB":  spec.Limits.MemoryBytes > 0 && spec.Limits.MemoryBytes < 128<<20,
+		"a destination with a port": slices.ContainsFunc(spec.Network.Allow, func(s string) bool { d, err := sandboxer.ParseDestination(s); return err == nil && d.Port != 0 }),
+		"an empty command":          len(spec.Command) > 0 && spec.Command[0] == "",
 	})
 }
 
@@ -327,7 +327,7 @@ func (x *extension) imageFailure(ctx context.Context, spec sandboxer.Spec, err e
 func (x *extension) createFailure(ctx context.Context, err error) error {
 	switch codeOf(err) {
 	case codes.AlreadyExists:
-		return sandboxer.E(sandboxer.Unavailable, err, "the sandbox exists already, and is looked for").WithHint("try again in %s", x.cfg.Settle)
+		return sandboxer.E(sandboxer.Unavailable, err, "an earlier request made the sandbox already, and the service does not list it yet").WithHint("try again in %s", x.cfg.Settle)
 	case codes.NotFound: // the app, or the image
 		in(ctx).setApp(nil)
 		return sandboxer.Untouched(sandboxer.E(sandboxer.Unavailable, err, "Modal does not find the app or the image any more").WithHint("try again"))

@@ -40,7 +40,7 @@ var _ interface {
 // call sends a request to the service. If ours does not run and would have nothing, only a create starts it.
 func call[T any](ctx context.Context, x *extension, method, path string, body any) (T, error) {
 	if x.own != nil && method != http.MethodPost && x.own.Empty(ctx) {
-		return *new(T), sandboxer.E(sandboxer.NotFound, nil, "the stub service does not run, and has nothing")
+		return *new(T), sandboxer.E(sandboxer.NotFound, nil, "the stub service does not run, and has no sandboxes")
 	}
 	return hosted.Call[T](ctx, x.client, method, path, body)
 }

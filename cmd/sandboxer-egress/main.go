@@ -1,6 +1,6 @@
 //go:build linux
 
-// Command sandboxer-egress is what filters the network of containers on a host: small and
+// Command sandboxer-egress filters the network of containers on a host: small and
 // static, in an image of its own that sandboxer brings there. See package egress.
 package main
 

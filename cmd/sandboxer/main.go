@@ -1,5 +1,5 @@
-// Command sandboxer is the broker: command line, server, and, when no helper program
-// stands beside it, the helpers too.
+// Command sandboxer is the broker: command line, server, and, if no helper programs are
+// next to it, the helpers too.
 package main
 
 import (

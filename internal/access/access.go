@@ -1,6 +1,5 @@
-// Package access decides who may do what: it knows the API keys, the tokens of signed URLs and of sandboxes, the visits
-// that end with them, and how much each tenant, key and sandbox may have and do. It neither reads nor changes a
-// sandbox.
+// Package access decides who may do what and how much. It has the API keys, the tokens of signed URLs and of sandboxes, the
+// visits that end with them, and the limits of tenants, keys and sandboxes. It neither reads nor changes a sandbox.
 package access
 
 import (
@@ -20,8 +19,7 @@ func CheckPage(limit int) error {
 	return nil
 }
 
-// KeyedDigest digests data with the installation's key, for one purpose. Without the key the data cannot be
-// guessed by comparing digests.
+// KeyedDigest digests data with the installation's key, for one purpose. Without the key nobody can guess data from a digest.
 func KeyedDigest(key []byte, purpose string, data []byte) []byte {
 	derived := hmac.New(sha256.New, key)
 	derived.Write([]byte(purpose))

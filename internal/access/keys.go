@@ -84,8 +84,8 @@ func (a *APIKeys) Keys(ctx context.Context) ([]sandboxer.APIKey, error) {
 	return a.list(ctx)
 }
 
-// RevokeKey ends an API key at once, with every stream opened under it. It needs the
-// admin scope. Revoking twice is success.
+// RevokeKey ends an API key immediately, and every stream that was opened with it. It needs the admin scope. Revoking twice is
+// success.
 func (a *APIKeys) RevokeKey(ctx context.Context, id string) error {
 	if _, err := May(ctx, sandboxer.ScopeAdmin); err != nil {
 		return err
@@ -97,32 +97,29 @@ func (a *APIKeys) RevokeKey(ctx context.Context, id string) error {
 	return err
 }
 
-// Authenticate returns the principal that token stands for. Unauthenticated: it
-// stands for none, any more or ever; the answer does not say which. Nothing is
-// cached, so that a revocation counts from the next call.
+// Authenticate returns the principal of token. Unauthenticated: token is no key, or a key that has ended; the error does not
+// say which. Nothing is cached, so a revocation counts from the next call.
 func (a *APIKeys) Authenticate(ctx context.Context, token sandboxer.Secret) (sandboxer.Principal, error) {
 	return a.authenticate(ctx, token)
 }
 
-// Bind returns a ctx that also ends, with a cause that is Unauthenticated, when p's
-// API key is revoked or expires: for streams, which outlive the check that opened
-// them. The returned function releases it.
+// Bind returns a ctx that also ends, with an Unauthenticated cause, when the API key of p is revoked or expires. Streams use
+// it, because they outlive the check at their start. The returned function releases it.
 func (a *APIKeys) Bind(ctx context.Context, p sandboxer.Principal) (context.Context, context.CancelFunc) {
 	return a.bind(ctx, p)
 }
 
-// ErrNotLoggedIn says the same whatever is wrong with a token.
+// ErrNotLoggedIn is the same for every fault of a token.
 var ErrNotLoggedIn = sandboxer.E(sandboxer.Unauthenticated, nil, "the API key is not valid").
 	WithHint("it may be mistyped, revoked or expired; ask an administrator for a new one")
 
 var errKeyEnded = sandboxer.E(sandboxer.Unauthenticated, nil, "the API key was revoked or has expired")
 
-// APIKeys are the API keys of the installation: the store has them, memory has the streams
-// that end with a key, and when keys were last used, which is stored now and then.
+// APIKeys are the API keys of the installation. The store has them. Memory has the streams that end with each key, and the
+// times of last use, which are stored now and then.
 //
-// mu guards the two maps. Under it no store is called and no stream ended. A caller that reads
-// a key, changes and writes it holds changing across those calls of the store;
-// mu may be taken under it, never the other way round.
+// mu guards the two maps. While it is held, no store is called and no stream ended. A caller that reads, changes and writes a
+// key holds changing during these calls of the store; mu may be taken while changing is held, never the other way round.
 type APIKeys struct {
 	store    sandboxer.Store
 	changed  func() // called after each commit with an event
@@ -166,8 +163,8 @@ func (a *APIKeys) list(ctx context.Context) ([]sandboxer.APIKey, error) {
 	return keys, nil
 }
 
-// revoke ends a key and its streams, and reports whether that changed the store. Revoking
-// again is success. NotFound: there is no such key.
+// revoke ends a key and its streams, and reports whether it changed the store. Revoking again is success. NotFound: the key
+// does not exist.
 func (a *APIKeys) revoke(ctx context.Context, id string) (changed bool, err error) {
 	a.changing.Lock()
 	defer a.changing.Unlock()
@@ -194,8 +191,7 @@ func (a *APIKeys) revoke(ctx context.Context, id string) (changed bool, err erro
 	return changed, nil
 }
 
-// authenticate returns the principal that token stands for, and notes the use of its key.
-// Unauthenticated: it stands for none.
+// authenticate returns the principal of token and notes the use of its key. Unauthenticated: token is no valid key.
 func (a *APIKeys) authenticate(ctx context.Context, token sandboxer.Secret) (sandboxer.Principal, error) {
 	rest, ok := strings.CutPrefix(token.Reveal(), TokenPrefix)
 	id, secret, ok2 := strings.Cut(rest, "_")
@@ -250,7 +246,7 @@ func (a *APIKeys) bind(ctx context.Context, p sandboxer.Principal) (context.Cont
 			delete(a.streams, p.KeyID)
 		}
 	}
-	// Checked only now, since the key may have ended after it was checked and before it was bound.
+	// Checked here, because the key may have ended between its check and this binding.
 	key, err := a.store.APIKey(ctx, p.KeyID)
 	switch {
 	case err != nil && ctx.Err() == nil, err == nil && !isValid(key):
@@ -262,8 +258,8 @@ func (a *APIKeys) bind(ctx context.Context, p sandboxer.Principal) (context.Cont
 	return ctx, release
 }
 
-// SaveLastUse stores when keys were last used, if the stored time is older than lag. Times that it does
-// not store, also because of an error, are kept for the next call.
+// SaveLastUse stores the times of last use that are newer than the stored ones by more than lag. The others, and those that
+// failed, are kept for the next call.
 func (a *APIKeys) SaveLastUse(ctx context.Context, lag time.Duration) error {
 	a.mu.Lock()
 	used := a.lastUse

@@ -7,8 +7,7 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// AtOnce bounds how much of one kind goes on at once. A field that is 0 sets no
-// bound.
+// AtOnce bounds the number of simultaneous operations of one kind. A field that is 0 sets no bound.
 type AtOnce struct {
 	Sandbox int // in one sandbox
 	Key     int // for one API key or user
@@ -16,18 +15,16 @@ type AtOnce struct {
 	Total   int // for everybody
 }
 
-// Shares bounds one kind to total, and reserves a sixteenth of it for other tenants than
-// the one that uses most.
+// Shares bounds an operation to total, and reserves a sixteenth of that for tenants other than the one that uses most.
 func Shares(total int) AtOnce {
 	most := max(total-total/16, 1)
 	return AtOnce{Sandbox: most, Key: most, Tenant: most, Total: total}
 }
 
-// A Limiter counts operations of one kind, such as commands, for each sandbox, key and
-// tenant, and keeps them within bounds. A caller above a bound is refused at once:
-// no caller queues.
+// A Limiter counts operations of one kind, such as commands, for each sandbox, key and tenant, and keeps them within bounds. A
+// caller above a bound is refused immediately and does not wait.
 //
-// mu guards the counts. Nothing else happens under it: quota is asked before.
+// mu guards the counts, and nothing else happens while it is held: quota is called before.
 type Limiter struct {
 	what  string // plural, for messages
 	bound AtOnce
@@ -40,13 +37,12 @@ type Limiter struct {
 	tenants   map[string]int
 }
 
-// NewLimiter returns a limiter of what, a plural.
+// NewLimiter returns a limiter of what, a plural noun for messages.
 func NewLimiter(what string, bound AtOnce) *Limiter {
 	return &Limiter{what: what, bound: bound, sandboxes: map[string]int{}, keys: map[string]int{}, tenants: map[string]int{}}
 }
 
-// Begin counts one more, in a sandbox ("" if in none), for p, on account of tenant.
-// Exhausted: a bound is reached.
+// Begin counts one more operation of p in a sandbox ("" for none), on account of tenant. Exhausted: a bound is reached.
 func (l *Limiter) Begin(sandbox, tenant string, p sandboxer.Principal) (end func(), _ error) {
 	key := p.Actor + "\x00" + p.Tenant
 	var most int64
@@ -95,7 +91,7 @@ func (l *Limiter) Begin(sandbox, tenant string, p sandboxer.Principal) (end func
 	}), nil
 }
 
-// Of is how many go on on account of a tenant.
+// Of is the number of operations in progress on account of a tenant.
 func (l *Limiter) Of(tenant string) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -116,9 +112,8 @@ const (
 	mostStreams       = 512
 )
 
-// DefaultExecs and DefaultStreams are chosen so that a process that may have nofile file
-// descriptors does not run out of them, and one of 256 MiB not of memory; with 1,024 there
-// are a hundred of each for one user.
+// DefaultExecs and DefaultStreams are chosen so that a process with nofile file descriptors does not run out of them, and a
+// process with 256 MiB not out of memory. With 1,024 descriptors one user can have a hundred of each.
 func DefaultExecs(nofile int) AtOnce {
 	return Shares(min(max(nofile*3/4/execDescriptors, 16), mostExecs))
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// Bounds are how much tenants, keys and sandboxes may have and do: the quotas of tenants, how much goes on
-// at once, and how often the API is called. They are safe for concurrent use.
+// Bounds are the limits of tenants, keys and sandboxes: quotas, simultaneous operations, and the rate of API requests. They are
+// safe for concurrent use.
 type Bounds struct {
 	Execs   *Limiter // commands at once
 	Streams *Limiter // other uses at once
@@ -32,21 +32,19 @@ func NewBounds(store sandboxer.Store, q sandboxer.Quotas, execs, streams AtOnce)
 	return b
 }
 
-// Quota is how much of a resource a tenant may have, if that is bounded.
+// Quota is the quota of a tenant for a resource, if there is one.
 func (b *Bounds) Quota(tenant string, r sandboxer.Resource) (most int64, bounded bool) {
 	most, bounded = b.quotas.Load().Of(tenant)[r]
 	return most, bounded
 }
 
-// SetQuotas bounds what each tenant has from now on. Existing use above a quota stays; only
-// new use is refused.
+// SetQuotas sets the quotas from now on. Existing use above a quota stays; only new use is refused.
 func (b *Bounds) SetQuotas(q sandboxer.Quotas) {
 	b.quotas.Store(&q)
 	b.requests.forgetUnbounded(q)
 }
 
-// QuotaFor is the quota that the store checks when a change of tenant takes some of these resources;
-// nil where nothing bounds them.
+// QuotaFor is the quota that the store checks when a change of tenant uses some of these resources; nil if there is none.
 func (b *Bounds) QuotaFor(tenant string, rs ...sandboxer.Resource) *sandboxer.TenantQuota {
 	q := b.quotas.Load().Of(tenant).Only(rs...)
 	if q == nil {
@@ -55,8 +53,8 @@ func (b *Bounds) QuotaFor(tenant string, rs ...sandboxer.Resource) *sandboxer.Te
 	return &sandboxer.TenantQuota{Tenant: tenant, Quota: q, At: now()}
 }
 
-// CheckSnapshotBytes refuses to begin a snapshot if nothing of it may be kept. Its size
-// is known, and checked, once it is sealed.
+// CheckSnapshotBytes refuses to begin a snapshot if the quota is used up. The size of the snapshot is known, and checked, when
+// it is sealed.
 func (b *Bounds) CheckSnapshotBytes(ctx context.Context, tenant string) error {
 	most, bounded := b.quotas.Load().Of(tenant)[sandboxer.QuotaSnapshotBytes]
 	if !bounded {
@@ -69,9 +67,8 @@ func (b *Bounds) CheckSnapshotBytes(ctx context.Context, tenant string) error {
 	return err
 }
 
-// AdmitRequest counts one request of p's. Exhausted, with the time to retry: its tenant has
-// made as many in the last minute as its quota allows. Administrators are not counted: they
-// must be able to raise it.
+// AdmitRequest counts one request of p. Exhausted, with the time to retry: its tenant made as many requests within a minute as
+// its quota allows. Requests of administrators do not count, so that they can always raise the quota.
 func (b *Bounds) AdmitRequest(p sandboxer.Principal) error {
 	most, bounded := b.quotas.Load().Of(p.Tenant)[sandboxer.QuotaRequests]
 	if !bounded || p.Can(sandboxer.ScopeAdmin) {
@@ -80,14 +77,14 @@ func (b *Bounds) AdmitRequest(p sandboxer.Principal) error {
 	return b.requests.take(p.Tenant, most, time.Now())
 }
 
-// requests are a bucket for each tenant with such a quota: as many requests as it allows at once, which
-// come back evenly within a minute.
+// requests are token buckets, one for each tenant with such a quota. A full bucket allows as many requests at once as the
+// quota; it refills evenly within a minute.
 type requests struct {
 	mu   sync.Mutex
 	full map[string]time.Time // when the bucket is full again
 }
 
-// Metered is for how many tenants requests are counted.
+// Metered is the number of tenants whose requests are counted.
 func (b *Bounds) Metered() int {
 	b.requests.mu.Lock()
 	defer b.requests.mu.Unlock()
@@ -124,7 +121,7 @@ func (r *requests) take(tenant string, most int64, at time.Time) error {
 	return nil
 }
 
-// used is how many a tenant's bucket is short of.
+// used is the number of requests that are missing in the bucket of a tenant.
 func (r *requests) used(tenant string, most int64, at time.Time) int64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -15,11 +15,11 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// Visits control access to the ports and the agents of sandboxes. They sign and read the tokens of signed
-// URLs and of sandboxes, and know the visits under way, to end them when a port is closed or a
-// sandbox stops running. The record of a sandbox says which ports are open.
+// Visits control access to the ports and the agents of sandboxes. They sign and read the tokens of signed URLs and of
+// sandboxes. They also know the visits in progress, which end when a port is closed or a sandbox stops running. The record of a
+// sandbox says which ports are open.
 //
-// mu guards visits. No visit is ended under it, and neither the store nor a backend called.
+// mu guards visits. While it is held, no visit is ended, and neither the store nor a backend is called.
 type Visits struct {
 	key []byte // the installation's; signs tokens
 

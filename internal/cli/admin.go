@@ -64,7 +64,7 @@ func newCmdKeyCreate(f *factory) *cobra.Command {
 	c.Flags().StringSliceVar(&scopes, "scope", []string{string(sandboxer.ScopeRead), string(sandboxer.ScopeWrite)}, "`SCOPE` of the key: read, write, admin")
 	c.Flags().StringVar(&ttl, "ttl", "", "`LIFETIME`; without it the key does not expire")
 	c.Flags().StringSliceVar(&spend, "max-spend", nil, "most `CREDITS` that its sandboxes may cost: day=5,month=50, or one of them, in UTC")
-	c.Flags().StringVar(&o.k.Consumer, "consumer", "", "`NAME` of the consumer that it is bound to: its requests have this one, and no other")
+	c.Flags().StringVar(&o.k.Consumer, "consumer", "", "`NAME` of the consumer of all requests with this key")
 	complete(c, "scope", scopeWords()...)
 	return c
 }

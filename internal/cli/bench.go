@@ -74,7 +74,7 @@ func newCmdBench(f *factory) *cobra.Command {
 	fl.StringVar(&o.image, "image", "", "`IMAGE` in the notation of the backend")
 	fl.StringArrayVar(&o.inputs, "input", nil, "the profile's argument `KEY=VALUE`; a local directory is made absolute")
 	fl.StringVar(&o.ttl, "ttl", "", "`LIFETIME` of each sandbox if it is not destroyed earlier (default 5m)")
-	fl.StringVar(&o.maxCost, "max-cost", "", "refuse if the whole run could cost more `CREDITS` (SANDBOXER_MAX_COST)")
+	fl.StringVar(&o.maxCost, "max-cost", "", "refuse if the whole run could cost more than `CREDITS` (SANDBOXER_MAX_COST)")
 	fl.BoolVar(&o.noHistory, "no-history", false, "do not keep the result")
 	complete(c, "depth", "freeze", "disk", "files")
 	c.AddCommand(newCmdBenchLs(f), newCmdBenchShow(f), newCmdBenchCompare(f))

@@ -153,7 +153,7 @@ func extensionView() view[*api.Extension] {
 		if e.FailingUntil.IsZero() {
 			return ""
 		}
-		return "it failed several times in a row; routes leave it alone until " + e.FailingUntil.Local().Format(time.TimeOnly)
+		return "it failed several times in a row; routes skip it until " + e.FailingUntil.Local().Format(time.TimeOnly)
 	}
 	problem := func(e *api.Extension) string {
 		if e.Problem == "" || e.RetryAt.IsZero() {

@@ -178,7 +178,7 @@ func newCmdHostAdd(f *factory) *cobra.Command {
 	fl.StringVar(&o.rec.IdentityFile, "identity", "", "`FILE` with the private key; only its name is stored")
 	fl.StringVar(&o.rec.ProxyJump, "jump", "", "`TARGETS` to go through, as ssh -J takes them")
 	fl.IntVar(&o.rec.Capacity, "capacity", 0, "maximum `NUMBER` of sandboxes at the same time (default: that of the extension)")
-	fl.StringVar(&o.rec.Only, "only", "", "the only `USE` of it: compose, for projects, or machines, for the workspaces of ext.vm-packer (default: both)")
+	fl.StringVar(&o.rec.Only, "only", "", "`USE` it only for this: compose for projects, or machines for workspaces of ext.vm-packer (default: both)")
 	fl.StringArrayVar(&labels, "label", nil, "label `KEY=VALUE`")
 	fl.StringVar(&o.fingerprint, "fingerprint", "", "trust the key with this `FINGERPRINT` (SHA256:…) and no other")
 	fl.BoolVar(&o.yes, "yes", false, "trust the key that it shows now")
@@ -315,7 +315,7 @@ func newCmdHostRm(f *factory) *cobra.Command {
 	c := &cobra.Command{
 		Use: "rm NAME", Aliases: []string{"remove"}, Short: "Forget a drained host", Args: wants(1, 1, "the name of one host"),
 		Long: "Forget a host and its trusted key. Its sandboxes could no longer be ended, so drain the host and destroy its sandboxes\n" +
-			"first; the database tells whether any are left. The caches there (sandboxer cache ls) are removed. --force forgets the\n" +
+			"first; the command refuses while any are left. The caches there (sandboxer cache ls) are removed. --force forgets the\n" +
 			"host without these checks and changes nothing there.",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.name = args[0]

@@ -211,8 +211,8 @@ func (d *durationFlag) Set(s string) error {
 func (d *durationFlag) Type() string { return "duration" }
 
 func (d *durationFlag) String() string {
-	if *d == 0 {
-		return "0s"
+	if *d == 0 { // the help then shows no default
+		return ""
 	}
 	return sandboxer.FormatDuration(time.Duration(*d))
 }

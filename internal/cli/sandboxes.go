@@ -87,7 +87,7 @@ func sandboxView() view[*api.Sandbox] {
 				{"compose project", sb.Reachability.ComposeProject}, {"url", sb.Reachability.URL}, {"declared ports", portsText(sb.Ports)}, {"ports", strings.Join(ports, "\n")},
 				{"changed", strings.Join(changes(sb), "\n")}, {"details", pairs(details(sb))},
 				{"price", quoteText(sb.Quote)}, {"max cost", maxCostText(sb.MaxCost)}, {"cost", costText(sb)}, {"metered", usageText(sb.Usage)},
-				{"created", moment(sb.CreatedAt, ago)}, {"made", moment(sb.ProvisionedAt, ago)}, {"ready", moment(sb.ReadyAt, ago)}, {"last used", moment(sb.UsedAt, ago)},
+				{"created", moment(sb.CreatedAt, ago)}, {"provisioned", moment(sb.ProvisionedAt, ago)}, {"ready", moment(sb.ReadyAt, ago)}, {"last used", moment(sb.UsedAt, ago)},
 				{"paused", pauseText(sb)}, {"paused before", durationText(sb.PausedFor)}, {"resumed", moment(sb.ResumedAt, ago)}, {"route", choicesText(sb.Route)}, {"debts", debtsText(sb.Debts)}, {"restored from", restoredText(sb)},
 				{"idle", durationText(sb.Idle)}, {"on idle", string(sb.OnIdle)}, {"on ttl", string(sb.OnTTL)},
 				{"expires", moment(sb.ExpiresAt, until)}, {"ending", moment(sb.EndingAt, ago)}, {"ended", moment(sb.EndedAt, ago)},

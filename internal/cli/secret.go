@@ -31,7 +31,7 @@ func newCmdSecretSet(f *factory) *cobra.Command {
 		Use: "set NAME", Short: "Set a secret, from stdin or a file", Args: wants(1, 1, "the name of the secret; its value comes from stdin or --file"),
 		Long: "Set a secret of your tenant. The value is read from stdin or from --file, without the line break at its end; it never is\n" +
 			"an argument, which other users of this machine could see. It cannot be read again. Sandboxes keep the value that they\n" +
-			"were created with; new ones get this one. Its profile must list a secret that a sandbox uses: create --secret VARIABLE=NAME.",
+			"were created with; new ones get this one. A sandbox gets a secret by create --secret VARIABLE=NAME, if its profile lists it.",
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.name = args[0]

@@ -36,7 +36,7 @@ func settingDefs() []settingDef {
 		{key: "url", help: "server that commands talk to; empty means the one on this machine", check: checkURL},
 		{key: "api_key_file", help: "file with the API key for url", path: true},
 		{key: "profile", help: "profile that run and create use when you name none"},
-		{key: "max_cost", help: "refuse sandboxes that would cost more credits", check: func(s string) error { _, err := sandboxer.ParseCredits(s); return err }},
+		{key: "max_cost", help: "refuse sandboxes that would cost more credits than this", check: func(s string) error { _, err := sandboxer.ParseCredits(s); return err }},
 		{key: "output", help: "format of results", check: checkOutput},
 		{key: "progress", help: "how progress is shown on stderr", check: oneOf("progress mode", progressModes)},
 		{key: "data_dir", help: "directory of the server on this machine for its database and state", path: true},

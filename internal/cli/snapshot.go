@@ -346,7 +346,7 @@ func snapshotExportRun(ctx context.Context, o *snapshotFileOptions) (err error) 
 func newCmdSnapshotImport(f *factory) *cobra.Command {
 	o := &snapshotFileOptions{refOptions: refOptions{f: f}}
 	c := &cobra.Command{
-		Use: "import FILE", Short: "Make a snapshot of an exported file", Args: wants(1, 1, "one file, or - for the standard input"),
+		Use: "import FILE", Short: "Make a snapshot from an exported file", Args: wants(1, 1, "one file, or - for the standard input"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.file = args[0]
 			return snapshotImportRun(cmd.Context(), o)
@@ -526,7 +526,7 @@ func newCmdFork(f *factory, run func(context.Context, *forkOptions) error) *cobr
 	fl.StringArrayVar(&o.order.labels, "label", nil, "label `KEY=VALUE`")
 	fl.StringVar(&o.order.ttl, "ttl", "", "`LIFETIME` of each: 30m, 1h30m, 2d, or idle: as long as it is used")
 	fl.StringVar(&o.key, "idempotency-key", "", "one `KEY` makes one set of copies, however often it is sent")
-	fl.StringVar(&o.order.maxCost, "max-cost", "", "refuse if one would cost more `CREDITS` (SANDBOXER_MAX_COST)")
+	fl.StringVar(&o.order.maxCost, "max-cost", "", "refuse if one would cost more than `CREDITS` (SANDBOXER_MAX_COST)")
 	return c
 }
 
@@ -554,7 +554,7 @@ func newCmdPause(f *factory, run func(context.Context, *pauseOptions) error) *co
 	o := &pauseOptions{refOptions: refOptions{f: f}}
 	c := &cobra.Command{
 		Use: "pause ID", Short: "Pause a running sandbox: it costs nothing until it is resumed",
-		Long: "Pause a running sandbox. It keeps its ID and its place; running time and the time to live stop.\n\n" +
+		Long: "Pause a running sandbox. It keeps its ID and name; running time and the time to live stop.\n\n" +
 			"  freeze  its processes are frozen, its memory stays in use: instant\n" +
 			"  disk    memory and files are saved, its memory is freed\n" +
 			"  files   files are saved, its processes end",

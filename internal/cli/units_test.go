@@ -598,7 +598,7 @@ func TestRegularBackups(t *testing.T) {
 // it could not even be opened.
 func TestFailingExtension(t *testing.T) {
 	e := &api.Extension{ID: "ext.x", FailingUntil: time.Now().Add(time.Minute)}
-	if got := strings.Join(extensionView().row(e), "|"); !strings.Contains(got, "it failed several times in a row; routes leave it alone until ") {
+	if got := strings.Join(extensionView().row(e), "|"); !strings.Contains(got, "it failed several times in a row; routes skip it until ") {
 		t.Errorf("the list has %q", got)
 	}
 	e.Problem = "the disk is full"

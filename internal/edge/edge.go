@@ -1,9 +1,7 @@
-// Package edge is common to all doors of the broker: the listeners and
-// the bounds on their connections, who makes a request, what it may do, where it may come
-// from, how much of it may wait in memory, what is logged of it, how its errors are
-// answered, and when its streams have to end. A door, such as the REST interface,
-// is a Door that is mounted on an Edge; its handlers see only requests that have passed
-// all of that.
+// Package edge is common to all doors of the broker. It has the listeners and the limits of their connections, authentication
+// and scopes, the check of origins, the limits of requests in memory, the log of requests, the answers for errors, and the ends
+// of streams. A door, such as the REST interface, is a Door that is mounted on an Edge; its handlers get only requests that
+// have passed all checks.
 package edge
 
 import (

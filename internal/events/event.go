@@ -7,10 +7,10 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// Sweeper is the actor of changes that no caller asked for.
+// Sweeper is the actor of changes that the sweep makes.
 const Sweeper = "sweep"
 
-// Actor names who caused the change made with ctx, for events.
+// Actor is the name, in events, of the caller that makes a change with ctx.
 func Actor(ctx context.Context) string {
 	if p := sandboxer.PrincipalFrom(ctx); p.Actor != "" {
 		return p.Actor
@@ -18,7 +18,7 @@ func Actor(ctx context.Context) string {
 	return Sweeper
 }
 
-// Of describes something that happens to sb.
+// Of returns an event about sb.
 func Of(ctx context.Context, sb *sandboxer.Sandbox, t sandboxer.EventType, message string) sandboxer.Event {
 	return sandboxer.Event{
 		At: time.Now(), SandboxID: sb.ID, ShownID: sb.ShownID, Generation: sb.Generation, Tenant: sb.Tenant,

@@ -1,8 +1,7 @@
-// Package events has the history of an installation, and wakes those who wait for changes. The
-// store has every event. Memory has the newest ones, so that they are read once for all
-// followers, and the progress of creates, which is never stored.
+// Package events keeps the history of an installation and wakes callers that wait for changes. The store has every event.
+// Memory has the newest ones, so that they are read once for all followers, and the progress of creates, which is never stored.
 //
-// It does not decide who may see what: a caller narrows its query first.
+// The package does not decide who may see an event: a caller narrows its query first.
 package events
 
 import (
@@ -16,7 +15,7 @@ import (
 // replays bounds how many callers read old events from the store at once.
 const replays = 2
 
-// A Log is the history, with those who wait for changes of it. Its methods are safe for concurrent use.
+// A Log is the history, with the callers that wait for changes. Its methods are safe for concurrent use.
 type Log struct {
 	*notifier
 
@@ -44,7 +43,7 @@ func (l *Log) Head(ctx context.Context) (int64, error) {
 	return head, err
 }
 
-// Subscribers is how many wait for changes of any sandbox or of one.
+// Subscribers is the number of callers that wait for changes, of any sandbox or of one.
 func (l *Log) Subscribers() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -55,9 +54,9 @@ func (l *Log) Subscribers() int {
 	return n
 }
 
-// Follow yields the events after q.After, and not before q.Since, oldest first, and then
-// each new one as it is committed, and for one sandbox also the progress of its creation,
-// until ctx ends, which is its last value, an error. It ignores q.Limit and q.Newest.
+// Follow yields the events after q.After that are not older than q.Since, oldest first. Then it yields each new event as it is
+// committed; for one sandbox also the progress of its creation. When ctx ends, it yields the error of ctx last. It ignores
+// q.Limit and q.Newest.
 func (l *Log) Follow(ctx context.Context, q sandboxer.EventQuery) iter.Seq2[sandboxer.Event, error] {
 	return func(yield func(sandboxer.Event, error) bool) {
 		changed, unsubscribe := l.Subscribe(q.SandboxID)
@@ -93,9 +92,8 @@ func (l *Log) Follow(ctx context.Context, q sandboxer.EventQuery) iter.Seq2[sand
 	}
 }
 
-// next returns events after q.After, among them all that q selects, and moves it. Only a few
-// callers read old events at a time, so that those who replay history leave readers to
-// all others.
+// next returns events after q.After, among them all that q selects, and moves q.After. Only a few callers read old events at a
+// time, so that they leave connections of the store to other requests.
 func (l *Log) next(ctx context.Context, q *sandboxer.EventQuery) (events []sandboxer.Event, more bool, err error) {
 	events, head, ok, err := l.recent.after(ctx, q.After)
 	if err != nil || ok {
@@ -120,7 +118,7 @@ func (l *Log) next(ctx context.Context, q *sandboxer.EventQuery) (events []sandb
 	return events, true, nil
 }
 
-// Wait returns when ch is closed or has something, or when ctx ends, which is an error.
+// Wait returns when ch is closed or has a value. If ctx ends first, it returns the error of ctx.
 func Wait(ctx context.Context, ch <-chan struct{}) error {
 	select {
 	case <-ch:

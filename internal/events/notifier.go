@@ -10,11 +10,11 @@ import (
 // progressEvery is how often subscribers get progress.
 const progressEvery = 200 * time.Millisecond
 
-// A notifier wakes those who wait for changes of a sandbox. It also keeps the latest progress
-// of each creation, which is sent to subscribers and never stored.
+// A notifier wakes the callers that wait for changes of a sandbox. It also keeps the latest progress of each creation, which is
+// sent to subscribers and never stored.
 //
-// mu guards both maps. Nothing blocks under it: a channel that is full already says that there
-// is a change. Neither the store nor code of a subscriber is called under it.
+// mu guards both maps. Nothing blocks while it is held: a channel that is full already reports a change. Neither the store nor
+// code of a subscriber is called while it is held.
 type notifier struct {
 	mu          sync.Mutex
 	subscribers map[string]map[chan struct{}]struct{} // by sandbox ID; "" hears of every sandbox
@@ -25,9 +25,8 @@ func newNotifier() *notifier {
 	return &notifier{subscribers: map[string]map[chan struct{}]struct{}{}, progress: map[string]*sandboxer.Event{}}
 }
 
-// Subscribe returns a channel that receives after every change of the sandbox, or of any
-// if id is "", and a function that ends it. Changes in quick succession may be received as
-// one.
+// Subscribe returns a channel that receives a value after every change of the sandbox, or of any sandbox if id is "", and a
+// function that ends it. Changes in quick succession may be received as one.
 func (n *notifier) Subscribe(id string) (changed <-chan struct{}, unsubscribe func()) {
 	ch := make(chan struct{}, 1)
 	n.mu.Lock()
@@ -66,9 +65,9 @@ func (n *notifier) wake(id string) {
 	}
 }
 
-// TrackProgress returns a function that takes the progress of one creation and sends it to the
-// subscribers of its sandbox, not more often than they need, and a function that ends
-// that. blank is the event to send, without time, message and progress.
+// TrackProgress returns two functions for the creation of a sandbox: one that takes its progress and sends it to the
+// subscribers of the sandbox at most every progressEvery, and one that ends that. blank is the event to send, without time,
+// message and progress.
 func (n *notifier) TrackProgress(blank sandboxer.Event) (report func(sandboxer.Progress), done func()) {
 	id := blank.SandboxID
 	var last time.Time // guarded by mu, as is ended

@@ -12,11 +12,10 @@ import (
 // Recent is how many of the newest events are kept in memory.
 const Recent = 1024
 
-// recentEvents has the newest events: they are read once for all followers, however many
-// there are.
+// recentEvents has the newest events, so that they are read once for all followers.
 //
-// mu guards the fields below it, and is held while the store is read: a caller that comes meanwhile
-// waits for that and gets its result. It is taken under no other lock.
+// mu guards the fields below it, and is held while the store is read: other callers wait for the result and share it. It is
+// taken under no other lock.
 type recentEvents struct {
 	store   sandboxer.Store
 	commits atomic.Uint64 // how often something was committed
@@ -29,8 +28,8 @@ type recentEvents struct {
 	head   int64             // the last
 }
 
-// after returns every event after seq, and the number of the last there is. ok is false
-// if seq is too long ago: then they are in the store alone.
+// after returns every event after seq, and the number of the newest event. ok is false if memory no longer has events that old:
+// then only the store has them.
 func (r *recentEvents) after(ctx context.Context, seq int64) (events []sandboxer.Event, head int64, ok bool, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -15,10 +15,11 @@ const (
 	maxSilent = 3 // questions
 )
 
-// Attend returns ctx that also ends, after a minute or so, when ask finds that the sandbox does not answer any more: a call may move
-// no data for long, and the service is far away. done ends the questions, and turns the error of the call into the one for its
-// caller: why's if there was no answer, or Unavailable, also if the agent does not take the token that the service gave. Then, or
-// without an answer, there may be another way to the sandbox now, and forget is called.
+// Attend returns the ctx for one call to the agent of a sandbox. The call may move no data for a long time, so ask asks the
+// service about the sandbox meanwhile; about a minute after the sandbox stopped answering, within ends. done stops the
+// questions and turns the error of the call into the one for its caller: that of why, or Unavailable, if the sandbox stopped
+// answering; Unavailable if the agent refused the token that the service gave. After each of these errors, and after a Timeout,
+// forget is called, because the way to the sandbox may have changed.
 func Attend(ctx context.Context, ask func(context.Context) error, why func() error, forget func()) (within context.Context, done func(error) error) {
 	within, end := context.WithCancelCause(ctx)
 	silent := sandboxer.E(sandboxer.Unavailable, nil, "the sandbox does not answer any more").WithHint("try again later")
@@ -64,7 +65,7 @@ func Dial(base string) func(context.Context) (net.Conn, error) {
 	}
 }
 
-// Poll calls done until it is, with growing pauses. Its error is done's, or ctx's.
+// Poll calls done, with growing pauses, until it returns true or an error. The error of Poll is that of done, or that of ctx.
 func Poll(ctx context.Context, done func() (bool, error)) error {
 	for pause := 100 * time.Millisecond; ; pause = min(2*pause, 2*time.Second) {
 		if ok, err := done(); ok || err != nil {

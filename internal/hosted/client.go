@@ -1,6 +1,6 @@
-// Package hosted is what adapters for hosted services share. A Client sends requests and gives every failure a kind.
-// Sandboxes makes each sandbox once, and finds it again after an answer was lost: many services have neither names that
-// the caller chooses nor keys of requests.
+// Package hosted has what adapters for hosted services share. A Client sends requests and gives every failure a kind. Sandboxes
+// makes each sandbox once, and finds it again after an answer was lost. It works with services that let no caller choose names
+// and have no idempotency keys.
 package hosted
 
 import (
@@ -46,11 +46,11 @@ type Client struct {
 	Keys *Keys  // each request gets the key of its ctx's account; nil if the service wants none
 	// Authorize puts a key into the headers of a request; nil makes it a bearer token.
 	Authorize func(headers http.Header, key sandboxer.Secret)
-	// Tries bounds how often a request is sent; 0 means 5. It is sent again if it did not reach the service, and, if it is a GET,
-	// HEAD or DELETE, after an answer of 500 to 599.
+	// Tries is how often a request is sent at most; 0 means 5. A request is sent again if it did not reach the service. A GET,
+	// HEAD or DELETE is also sent again after an answer of 500 to 599.
 	Tries int
-	// Refusals are the statuses by which the service refuses a request and changes nothing, with their kinds. After any other
-	// failure it is not known whether something was done.
+	// Refusals are the HTTP statuses with which the service refuses a request without changing anything, with their kinds.
+	// After any other failure the caller does not know whether the request had an effect.
 	Refusals map[int]sandboxer.Kind
 
 	// Dial opens the connections; nil means over TCP to the host of Base.
@@ -60,7 +60,7 @@ type Client struct {
 	http http.Client
 }
 
-// do sends req. There are no idle connections, and so nothing to close.
+// do sends req. It keeps no idle connections, so nothing has to be closed.
 func (c *Client) do(req *http.Request) (*http.Response, error) {
 	c.once.Do(func() {
 		c.http = http.Client{
@@ -81,14 +81,14 @@ const (
 	firstPause, lastPause = 250 * time.Millisecond, 8 * time.Second // between tries, at random below that
 )
 
-// A Request is what Send sends.
+// A Request is one request of Send.
 type Request struct {
 	Method, Path string
 	Body         any           // as JSON, or a *Form; nil for none: some services refuse a question with one
 	Within       time.Duration // how long the answer may take; 0 means ten seconds
 }
 
-// A Form is the body of a request that uploads a file, which is read again for another try.
+// A Form is the body of a request that uploads a file. Each try reads the file again.
 type Form struct {
 	Field, Value string // comes first
 	FileField    string
@@ -97,7 +97,7 @@ type Form struct {
 	Size         int64 // of File, in bytes
 }
 
-// A content is what a request carries.
+// A content is the body of a request.
 type content struct {
 	kind string // of its bytes; empty for none
 	size int64
@@ -134,9 +134,9 @@ func Call[T any](ctx context.Context, c *Client, method, path string, body any) 
 	return out, err
 }
 
-// Send sends one request and reads the answer; one without content (204) is empty, and one for a struct{} may be. Kinds: those of c.Refusals,
-// with Error.Untouched set; Unavailable if there is no answer, or another one. Status has the status of a failure. Further tries
-// are within the same time. header is that of the last answer, also of a failure.
+// Send sends one request and reads the answer. The answer may be empty if the status is 204 or T is struct{}. All tries
+// together end within r.Within. header has the headers of the last answer, also of a failure; Status returns the status of a
+// failure. Kinds: those of c.Refusals, with Error.Untouched set; Unavailable without an answer, or after any other one.
 func Send[T any](ctx context.Context, c *Client, r Request) (out T, header http.Header, err error) {
 	body, err := bodyOf(r.Body)
 	if err != nil {
@@ -159,7 +159,7 @@ func Send[T any](ctx context.Context, c *Client, r Request) (out T, header http.
 			return out, header, nil
 		default:
 			if _, err := strictjson.DecodeStored(answer, &out); err != nil {
-				return out, header, sandboxer.E(sandboxer.Unavailable, err, "the service answers something that cannot be read").WithHint("check that the URL leads to the service")
+				return out, header, sandboxer.E(sandboxer.Unavailable, err, "the answer of the service cannot be read").WithHint("check that the URL leads to the service")
 			}
 			return out, header, nil
 		}
@@ -242,7 +242,7 @@ func noAnswer(ctx context.Context, err error) error {
 	return e
 }
 
-// failure is the error for an answer that is none.
+// failure is the error for an answer that reports a failure.
 func (c *Client) failure(ctx context.Context, res *http.Response, body []byte) error {
 	var said struct {
 		Message string `json:"message"`
@@ -266,7 +266,8 @@ func (c *Client) failure(ctx context.Context, res *http.Response, body []byte) e
 	return e
 }
 
-// retryAfter is the longest time that a service asks to wait. Some say it for each of their limits: Retry-After-<limit>.
+// retryAfter is the longest time that the service asks the caller to wait. Some services have a header for each of their
+// limits: Retry-After-<limit>.
 func retryAfter(h http.Header) (longest time.Duration) {
 	for name, values := range h {
 		if name = http.CanonicalHeaderKey(name); name == "Retry-After" || strings.HasPrefix(name, "Retry-After-") {
@@ -277,7 +278,7 @@ func retryAfter(h http.Header) (longest time.Duration) {
 	return longest
 }
 
-// Clock returns the time of an answer by the service's clock, or ours if it does not tell.
+// Clock returns the time of an answer by the clock of the service, or by ours if the answer has none.
 func Clock(header http.Header) time.Time {
 	now, err := http.ParseTime(header.Get("Date"))
 	if err != nil {
@@ -286,10 +287,11 @@ func Clock(header http.Header) time.Time {
 	return now
 }
 
-// maxPages bounds a listing: a service that names the next page for ever is not followed for ever.
+// maxPages bounds a listing, so that a service which always names a next page does not keep us busy for ever.
 const maxPages = 1000
 
-// Pages yields the items of a listing, page after page. fetch gets what the page before named as the next one, or "".
+// Pages yields the items of a listing, page after page. fetch gets the name of the page, as the previous page gave it; "" for
+// the first.
 func Pages[T any](fetch func(next string) (items []T, following string, err error)) iter.Seq2[T, error] {
 	return func(yield func(T, error) bool) {
 		next := ""

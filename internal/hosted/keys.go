@@ -11,31 +11,32 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/capture"
 )
 
-// Keys are the keys of one extension to its service: one in its file, or secrets that are kept sealed, perhaps one of each tenant.
-// Every call is made for one account: the secret whose value is its key (For). nil has none.
+// Keys are the keys of one extension to its service: one in the extension's file, or sealed secrets, which may differ by
+// tenant. Every call is made for one account: the secret whose value is its key (For). A nil Keys has no key.
 type Keys struct {
 	env   sandboxer.Env
 	fixed sandboxer.Secret // in the extension's file
 	by    sandboxer.Credential
 }
 
-// NeedsKey is the error of an extension whose file names no key. Kind: NotFound, so that a built-in one is listed with the reason.
+// NeedsKey is the error of an extension whose file names no key. Kind: NotFound, so that listings show a built-in extension
+// with this reason.
 func NeedsKey(extension string) error {
 	secret := strings.TrimPrefix(extension, "ext.")
-	return sandboxer.E(sandboxer.NotFound, nil, "needs a key: its file names none").
-		WithHint("write a file for %s with config: credential: {secret: %s}, and set the secret: sandboxer secret set --operator %[2]s", extension, secret)
+	return sandboxer.E(sandboxer.NotFound, nil, "needs a key: none is configured").
+		WithHint("write a file for %s that has config: credential: {secret: %s}; then set the secret: sandboxer secret set --operator %[2]s", extension, secret)
 }
 
-// OpenKeys returns the keys of an extension. A key in its file counts unless tenants or consumers bring theirs; sandboxes that were
-// made with it need it until they have ended. Kinds: Invalid for c; NotFound for an operator's secret that is not set, so that a
-// built-in extension says in listings what it needs; Unavailable in a process that keeps no secrets.
+// OpenKeys returns the keys of an extension. A key in its file is used unless tenants or consumers bring their own; even then,
+// sandboxes that were made with it need it until they have ended. Kinds: Invalid for c; NotFound if the operator's secret is
+// not set, so that listings show a built-in extension with this reason; Unavailable in a process that keeps no secrets.
 func OpenKeys(ctx context.Context, env sandboxer.Env, fixed sandboxer.Secret, c sandboxer.Credential) (*Keys, error) {
 	k := &Keys{env: env, fixed: fixed, by: c}
 	switch {
 	case c.By == "" && fixed != "":
 		k.by = sandboxer.Credential{}
 	case c.Secret == "" && c.By != "":
-		return nil, sandboxer.E(sandboxer.Invalid, nil, "credential: want secret, the name under which it is kept")
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "credential: want secret, the name of the secret")
 	case c.Secret == "":
 	case sandboxer.CheckSecretName(c.Secret) != nil:
 		return nil, sandboxer.E(sandboxer.Invalid, nil, "credential.secret: %s", sandboxer.Message(sandboxer.CheckSecretName(c.Secret)))
@@ -77,7 +78,7 @@ func Account(ctx context.Context) sandboxer.SecretRef {
 }
 
 // Operator returns ctx for calls that concern no sandbox, such as one about capacity. ok is false if each tenant has its own
-// account, so that there is nobody to ask for.
+// account: then no account is common to all.
 func (k *Keys) Operator(ctx context.Context) (_ context.Context, ok bool) {
 	switch by := k.credential(); {
 	case by.By != "":
@@ -88,8 +89,8 @@ func (k *Keys) Operator(ctx context.Context) (_ context.Context, ok bool) {
 	return For(ctx, sandboxer.SecretRef{}), true
 }
 
-// Of returns the key for ctx's account; "" if the service wants none. The kind of an error is Unavailable, never NotFound: what
-// cannot be asked for is not gone.
+// Of returns the key for the account of ctx; "" if the service needs none. The kind of an error is Unavailable, never NotFound:
+// a sandbox that we cannot ask about is not gone.
 func (k *Keys) Of(ctx context.Context) (sandboxer.Secret, error) {
 	ref := Account(ctx)
 	switch {
@@ -100,28 +101,29 @@ func (k *Keys) Of(ctx context.Context) (sandboxer.Secret, error) {
 		return k.fixed, nil
 	case ref.Name == "":
 		return "", sandboxer.E(sandboxer.Unavailable, errRefused, "the key in the extension's file, which the sandbox was made with, is no longer there").
-			WithHint("an administrator puts it there again, until the sandboxes that were made with it have ended")
+			WithHint("have an administrator put it back, until the sandboxes that were made with it have ended")
 	case k == nil || k.env.Secret == nil:
 		return "", sandboxer.E(sandboxer.Unavailable, errRefused, "the %s cannot be read in this process", ref).WithHint("run the extension in the server")
 	}
 	key, err := k.env.Secret(ctx, ref)
 	if sandboxer.KindOf(err) == sandboxer.NotFound {
 		err = sandboxer.E(sandboxer.Unavailable, errRefused, "the %s, which is the key to the account of the sandbox, was removed", ref).
-			WithHint("remove the sandbox at the service, and then an administrator gives it up: sandboxer forget ID")
+			WithHint("remove the sandbox at the service; then have an administrator end its record: sandboxer forget ID")
 	}
 	return key, err
 }
 
 var errRefused = errors.New("the key is refused")
 
-// Refused is the error for a key that the service refuses, in its words. Nothing was changed. Kind: Unavailable.
+// Refused is the error for a key that the service refuses; said is its explanation. Nothing was changed. Kind: Unavailable.
 func Refused(ctx context.Context, said string) error {
 	return unusable(ctx, "the service refuses the %s: %s", said, "if it was revoked, ")
 }
 
-// Malformed is Refused for a key that cannot be one, before it is sent. want says what one is, without the key.
+// Malformed is like Refused, for a key whose form is wrong, so that it is not sent. want describes the right form, without the
+// key.
 func Malformed(ctx context.Context, want string) error {
-	return unusable(ctx, "the %s cannot be a key to the service: %s", want, "")
+	return unusable(ctx, "the %s is not a valid key for the service: %s", want, "")
 }
 
 func unusable(ctx context.Context, format, said, when string) error {
@@ -139,8 +141,8 @@ func unusable(ctx context.Context, format, said, when string) error {
 // IsRefused reports whether err says that the key of an account cannot be used; those of others may work.
 func IsRefused(err error) bool { return errors.Is(err, errRefused) }
 
-// Accounts returns the accounts in which something of a record with the key ref may be: only that one, unless the record has no
-// key and the extension's file has none either.
+// Accounts returns the accounts in which the sandbox of a record with the key ref may be: only that one, except if the record
+// has no key and the extension's file has none either. Then it may be in any account.
 func (k *Keys) Accounts(ctx context.Context, ref sandboxer.SecretRef) ([]sandboxer.SecretRef, error) {
 	if _, err := k.Of(For(ctx, ref)); ref.Name == "" && err != nil {
 		return k.accounts(ctx)
@@ -148,7 +150,7 @@ func (k *Keys) Accounts(ctx context.Context, ref sandboxer.SecretRef) ([]sandbox
 	return []sandboxer.SecretRef{ref}, nil
 }
 
-// accounts returns the accounts in which there may be something: those of recorded sandboxes, and that of new ones.
+// accounts returns all accounts in which sandboxes may be: those of recorded sandboxes, and that of new ones.
 func (k *Keys) accounts(ctx context.Context) ([]sandboxer.SecretRef, error) {
 	if k == nil {
 		return []sandboxer.SecretRef{{}}, nil
@@ -174,8 +176,8 @@ func (k *Keys) accounts(ctx context.Context) ([]sandboxer.SecretRef, error) {
 	return all, nil
 }
 
-// Everywhere yields what list finds in every account. list gets a ctx for one (Account). If the service refuses the key of an
-// account, that is the last error, after what is in the others; any other error ends the listing.
+// Everywhere yields the results of list in every account. list gets a ctx for one account (Account). If the service refuses the
+// key of an account, Everywhere continues with the others and yields that error last. Any other error ends it.
 func Everywhere[T any](ctx context.Context, k *Keys, list func(context.Context) iter.Seq2[T, error]) iter.Seq2[T, error] {
 	return func(yield func(T, error) bool) {
 		var none T

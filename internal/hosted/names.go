@@ -11,19 +11,20 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// InAccount names, for a cache, what the service calls ref in ctx's account.
+// InAccount returns a cache key for the object ref in the account of ctx.
 func InAccount(ctx context.Context, ref string) string {
 	a := Account(ctx)
 	return fmt.Sprintf("%s %s %d %s", a.Tenant, a.Name, a.Version, ref)
 }
 
-// Name is a name for the sandbox of h at a service that has one sandbox of a name at a time: a second create makes nothing.
+// Name is the name of the sandbox of h, at a service that allows one sandbox of a name at a time: there a second create makes
+// nothing.
 func (s *Sandboxes) Name(h sandboxer.Handle) string {
 	sum := sha256.Sum256(fmt.Appendf(nil, "%s/%s/%s/%d", s.Env.Owner, s.Env.Extension, h.SandboxID, h.Generation))
 	return prefix + hex.EncodeToString(sum[:16])
 }
 
-// SnapshotPrefix begins the names of owner's snapshots at a service that keeps no tags with them.
+// SnapshotPrefix begins the names of the snapshots of owner, at a service that keeps no tags with snapshots.
 func (s *Sandboxes) SnapshotPrefix(owner string) string {
 	sum := sha256.Sum256([]byte(owner + "\x00" + s.Env.Extension))
 	return prefix + hex.EncodeToString(sum[:8]) + "_"
@@ -34,7 +35,7 @@ func (s *Sandboxes) SnapshotName(id string, h sandboxer.Handle) string {
 	return fmt.Sprintf("%s%s_%s_%d", s.SnapshotPrefix(s.Env.Owner), id, h.SandboxID, h.Generation)
 }
 
-// ReadSnapshotName returns what a name says; ok is false if it is not that of a snapshot of owner's.
+// ReadSnapshotName returns the parts of such a name; ok is false if it is not the name of a snapshot of owner.
 func (s *Sandboxes) ReadSnapshotName(name, owner string) (found sandboxer.FoundSnapshot, ok bool) {
 	rest, ours := strings.CutPrefix(name, s.SnapshotPrefix(owner))
 	parts := strings.Split(rest, "_")

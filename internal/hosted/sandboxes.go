@@ -17,18 +17,18 @@ import (
 )
 
 // Sandboxes are the sandboxes of one extension at a hosted service. An adapter embeds it and gets Teardown, IsAlive, Discover,
-// ListRunning, Forget and Credential. The service finds a sandbox by its tags: owner, extension, ID, generation, attempt and fuse.
-// The ctx of each function says for which account it is called (Account); an adapter's own calls for a handle are made with
-// For(ctx, h.Credential).
+// ListRunning, Forget and Credential. The service finds a sandbox by its tags: owner, extension, ID, generation, attempt and
+// fuse. The ctx of each function says for which account it is called (Account); an adapter makes its own calls for a handle
+// with For(ctx, h.Credential).
 //
-// Before a create, the note <id>.g<generation> says that there may be something; after it, the note says what. While an answer is
-// missing and the listing may still lag, nothing is called absent.
+// Before a create, Make writes the note <id>.g<generation>: something may exist from now on. After the create, the note has the
+// name that the service chose. If the answer is missing and the listing may still lag, no sandbox counts as absent.
 type Sandboxes struct {
 	Env    sandboxer.Env
 	Keys   *Keys
 	Settle time.Duration // how long the listing may lag behind a create
 
-	// List yields the sandboxes that have all these tags. It may lag, and Get decides.
+	// List yields the sandboxes that have all these tags. The listing may lag; Get tells whether a sandbox exists.
 	List func(ctx context.Context, tags map[string]string) iter.Seq2[Object, error]
 	// Get returns the sandbox of a name. Kind: NotFound if it does not exist.
 	Get func(ctx context.Context, ref string) (Object, error)
@@ -53,22 +53,24 @@ const (
 	tagAttempt = prefix + "attempt" // when it was asked for, by our clock: two objects of one sandbox can be told apart
 )
 
-// FuseTag returns the tag that keeps a fuse, by our clock. The service itself gets a lifetime, since its clock may be another.
+// FuseTag returns the tag that keeps a fuse, by our clock. The service itself gets a lifetime instead, since its clock may
+// differ.
 func FuseTag(fuse time.Time) map[string]string {
 	return map[string]string{tagFuse: fuse.Format(time.RFC3339Nano)}
 }
 
-// CheckLife refuses, as Unsupported, a sandbox that has to exist for longer than the service lets one live.
+// CheckLife refuses, as Unsupported, a sandbox that must live longer than the service allows.
 func CheckLife(spec sandboxer.Spec, longest time.Duration) error {
 	needs := time.Until(spec.Fuse)
 	if spec.Fuse.IsZero() || needs <= longest {
 		return nil
 	}
-	return sandboxer.Untouched(sandboxer.E(sandboxer.Unsupported, nil, "the service ends a sandbox after %s, and this one has to last for %s, with the time for its removal",
+	return sandboxer.Untouched(sandboxer.E(sandboxer.Unsupported, nil, "the service ends a sandbox after %s; this one needs %s, which includes the time for its removal",
 		sandboxer.FormatDuration(longest), sandboxer.FormatDuration(needs.Round(time.Second))).WithHint("ask for a shorter time to live: --ttl"))
 }
 
-// Refuse refuses, as Unsupported, the first in the order of words of what is asked for, and a sandbox of the extension cannot have.
+// Refuse refuses, as Unsupported, a request for something that a sandbox of the extension cannot have. The keys of asked are
+// noun phrases, their values say whether the request asks for them. The error names the first one in alphabetical order.
 func Refuse(extension string, asked map[string]bool) error {
 	for _, what := range slices.Sorted(maps.Keys(asked)) {
 		if asked[what] {
@@ -86,7 +88,7 @@ func Lifetime(fuse time.Time, longest time.Duration) time.Duration {
 	return max(time.Until(fuse), time.Millisecond)
 }
 
-// Handle is the handle of an object; ok is false if it is not one of this extension's for owner.
+// Handle is the handle of an object; ok is false if the object is not a sandbox of this extension and owner.
 func (s *Sandboxes) Handle(o Object, owner string) (h sandboxer.Handle, ok bool) {
 	m, ok := hosts.ReadMark(prefix, o.Tags)
 	return sandboxer.Handle{SandboxID: m.ID, Generation: m.Generation, Ref: o.Ref, Credential: o.account}, ok && m.Owner == owner && m.Extension == s.Env.Extension
@@ -101,7 +103,7 @@ type attempt struct {
 
 func noteOf(h sandboxer.Handle) string { return h.SandboxID + ".g" + strconv.Itoa(h.Generation) }
 
-// attempts returns the attempts at h by note; generation 0 means all.
+// attempts returns the attempts to make h, by the names of their notes; generation 0 means all generations.
 func (s *Sandboxes) attempts(ctx context.Context, h sandboxer.Handle) (map[string]attempt, error) {
 	keys, found := []string{noteOf(h)}, map[string]attempt{}
 	if h.Generation == 0 {
@@ -164,12 +166,12 @@ func (s *Sandboxes) KeepFuse(ctx context.Context, o Object, fuse time.Time) erro
 	return s.note(ctx, is, a)
 }
 
-// makeTime bounds a create with the look for what it made, whatever the service does.
+// makeTime bounds a create, including the search for its result after a lost answer.
 const makeTime = time.Minute
 
-// Make makes the sandbox of spec by create, which gets its tags, or finds it. It is idempotent as Provision is. Kinds: those
-// of create, with Invalid for a tenant's key that the service refuses; Unavailable while it is not known whether an earlier create
-// made something.
+// Make returns the sandbox of spec. It finds an existing one, or makes one by create, which gets its tags. Make is idempotent
+// as Provision is. Kinds: those of create; Invalid for a tenant's key that the service refuses; Unavailable while the result of
+// an earlier create is unknown.
 func (s *Sandboxes) Make(ctx context.Context, spec sandboxer.Spec, create func(ctx context.Context, tags map[string]string) (Object, error)) (none sandboxer.Handle, err error) {
 	if err := ctx.Err(); err != nil {
 		return none, err
@@ -186,7 +188,7 @@ func (s *Sandboxes) Make(ctx context.Context, spec sandboxer.Spec, create func(c
 		h.Ref = o.Ref
 		return h, OfRequest(spec, err)
 	}
-	// From here on the caller's end changes nothing: no effect may come after the teardown that follows it.
+	// The rest runs even if the caller leaves: a late effect must not follow the teardown that comes after an abandoned call.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), makeTime)
 	defer cancel()
 	a := attempt{At: time.Now()}
@@ -205,7 +207,7 @@ func (s *Sandboxes) Make(ctx context.Context, spec sandboxer.Spec, create func(c
 	case err != nil: // without an answer, the sandbox may exist all the same
 		a.At = time.Now()
 		if o, _ = s.Find(ctx, h); o.Ref == "" {
-			_ = s.note(ctx, h, a) // the earlier time is there already
+			_ = s.note(ctx, h, a) // if this fails, the note has the earlier time
 			return none, err
 		}
 	}
@@ -216,8 +218,8 @@ func (s *Sandboxes) Make(ctx context.Context, spec sandboxer.Spec, create func(c
 	return h, nil
 }
 
-// OfRequest makes a key that cannot be used the fault of the request, if the key is its tenant's: it is none of the service. Make does
-// so; an adapter does for what it asks before.
+// OfRequest turns the error about an unusable key into one about the request, if the key is the tenant's: the service works.
+// Make calls it; an adapter calls it for errors of its calls before Make.
 func OfRequest(spec sandboxer.Spec, err error) error {
 	if spec.Credential.Tenant == "" || !IsRefused(err) {
 		return err
@@ -225,8 +227,8 @@ func OfRequest(spec sandboxer.Spec, err error) error {
 	return sandboxer.Untouched(sandboxer.E(sandboxer.Invalid, err, "%s", sandboxer.Message(err)).WithHint("set another key: sandboxer secret set %s", spec.Credential.Name))
 }
 
-// objects returns what exists of h. Notes and listing name it, and a look at each proves it. A handle without a key may be of any
-// account. An error means that there may be more.
+// objects returns the existing objects of h. Notes and the listing name candidates, and Get confirms each. If h has no key, the
+// objects may be in any account. With an error there may be more than were found.
 func (s *Sandboxes) objects(ctx context.Context, h sandboxer.Handle) (found []Object, err error) {
 	attempts, err := s.attempts(ctx, h)
 	if err != nil {
@@ -261,7 +263,7 @@ func (s *Sandboxes) objects(ctx context.Context, h sandboxer.Handle) (found []Ob
 	}
 	for _, a := range attempts {
 		if wait := min(s.Settle-time.Since(a.At), s.Settle); a.Ref == "" && wait > 0 {
-			e := sandboxer.E(sandboxer.Unavailable, nil, "a create had no answer, and the service may still show what it made").WithHint("try again in %s", s.Settle)
+			e := sandboxer.E(sandboxer.Unavailable, nil, "an earlier create got no answer; the service may have made the sandbox without listing it yet").WithHint("try again in %s", s.Settle)
 			e.RetryAfter = wait
 			return nil, e
 		}
@@ -269,7 +271,7 @@ func (s *Sandboxes) objects(ctx context.Context, h sandboxer.Handle) (found []Ob
 	return found, refused
 }
 
-// objectsIn is objects in ctx's account.
+// objectsIn is objects in the account of ctx only.
 func (s *Sandboxes) objectsIn(ctx context.Context, h sandboxer.Handle, attempts map[string]attempt) (found []Object, err error) {
 	refs := map[string]bool{h.Ref: true}
 	for _, a := range attempts {
@@ -297,11 +299,11 @@ func (s *Sandboxes) objectsIn(ctx context.Context, h sandboxer.Handle, attempts 
 	return found, nil
 }
 
-// Find returns the sandbox of h, the newest if h has no generation. Kinds: NotFound; Unavailable also while a create may
-// still come to light.
+// Find returns the sandbox of h, the newest one if h has no generation. Kinds: NotFound; Unavailable, also while the result of
+// a create is unknown.
 func (s *Sandboxes) Find(ctx context.Context, h sandboxer.Handle) (newest Object, err error) {
 	var found []Object
-	if h.Ref != "" && h.Generation != 0 { // what is known need not be looked for
+	if h.Ref != "" && h.Generation != 0 { // the handle names it, so no search is needed
 		o, err := s.Get(For(ctx, h.Credential), h.Ref)
 		o.account = h.Credential
 		if err != nil && sandboxer.KindOf(err) != sandboxer.NotFound {
@@ -325,7 +327,7 @@ func (s *Sandboxes) Find(ctx context.Context, h sandboxer.Handle) (newest Object
 	return newest, nil
 }
 
-// Ref returns the service's name for the sandbox of h, which need not exist any more if h has it.
+// Ref returns the service's name for the sandbox of h. If h has the name, the sandbox need not exist any more.
 func (s *Sandboxes) Ref(ctx context.Context, h sandboxer.Handle) (string, error) {
 	if h.Ref != "" {
 		return h.Ref, nil
@@ -334,8 +336,8 @@ func (s *Sandboxes) Ref(ctx context.Context, h sandboxer.Handle) (string, error)
 	return o.Ref, err
 }
 
-// On returns ctx for calls with the key of h's sandbox, and h with what the service has to be asked with. The sandbox need not exist
-// any more if h has that.
+// On returns the ctx for calls with the key of the sandbox of h, and h completed with the service's name. If h has the name,
+// the sandbox need not exist any more.
 func (s *Sandboxes) On(ctx context.Context, h sandboxer.Handle) (context.Context, sandboxer.Handle, error) {
 	if h.Ref == "" || h.Generation == 0 {
 		o, err := s.Find(ctx, h)
@@ -382,7 +384,7 @@ func (s *Sandboxes) forget(ctx context.Context, h sandboxer.Handle) error {
 	return err
 }
 
-// Forget implements sandboxer.Forgetter: of a sandbox whose key was revoked or removed.
+// Forget implements sandboxer.Forgetter, for a sandbox whose key was revoked or removed.
 func (s *Sandboxes) Forget(ctx context.Context, h sandboxer.Handle) ([]string, error) {
 	unlock, err := s.Env.Notes.Lock(ctx, h.SandboxID)
 	if err != nil {
@@ -390,7 +392,7 @@ func (s *Sandboxes) Forget(ctx context.Context, h sandboxer.Handle) ([]string, e
 	}
 	defer unlock()
 	if _, err := s.objects(ctx, h); !IsRefused(err) {
-		return nil, sandboxer.E(sandboxer.Unsupported, err, "the key to the sandbox is not refused, and %s can remove it", s.Env.Extension).
+		return nil, sandboxer.E(sandboxer.Unsupported, err, "the key still works, so %s can remove the sandbox", s.Env.Extension).
 			WithHint("destroy it; a failed removal is tried again")
 	}
 	if err := s.forget(ctx, h); err != nil {
@@ -427,8 +429,8 @@ func (s *Sandboxes) IsAlive(ctx context.Context, h sandboxer.Handle) (sandboxer.
 // Discover implements sandboxer.Discoverer.
 func (s *Sandboxes) Discover(ctx context.Context, id string) (sandboxer.Found, error) {
 	o, err := s.Find(ctx, sandboxer.Handle{SandboxID: id})
-	if IsRefused(err) { // an account that nobody can use proves nothing, and is of no use
-		err = sandboxer.E(sandboxer.NotFound, err, "no account that can be asked has a sandbox %s", id)
+	if IsRefused(err) { // the key is refused, so nothing can be done with a sandbox there
+		err = sandboxer.E(sandboxer.NotFound, err, "no account that answers has a sandbox %s", id)
 	}
 	if err != nil {
 		return sandboxer.Found{}, err

@@ -1,5 +1,5 @@
-// Package inside has what adapters decide about the inside of a sandbox with the agent: how the agent gets there, what root may do,
-// what cannot be asked for, how a workspace is filled, and what the main command is.
+// Package inside prepares the inside of a sandbox that runs the agent, the same for every adapter: it brings the agent in,
+// limits what root may do, refuses specs that no such sandbox can keep, fills the workspace and starts the main command.
 package inside
 
 import (
@@ -13,24 +13,22 @@ import (
 )
 
 const (
-	// AgentDir is a read-only mount with the agent's program. A sandbox writes elsewhere: root inside cannot put
-	// another program in its place.
+	// AgentDir is a read-only mount with the agent's program, so that root inside cannot replace the program.
 	AgentDir  = "/.sandboxer"
 	AgentPath = AgentDir + "/sandboxer-agent"
 	// Workspace is the default workspace of a sandbox.
 	Workspace = "/workspace"
-	// MinPIDs is the least limit of processes: the agent's threads, and those of what reaches it.
+	// MinPIDs is the smallest allowed limit of processes: the agent's threads, and the processes that connect to it.
 	MinPIDs = 32
 )
 
-// Capabilities are those of Linux that root inside a sandbox has, by their names without CAP_: what container engines
-// grant, without raw sockets and device nodes. SYS_ADMIN and SYS_RESOURCE are absent, so that the limit of processes
-// holds for root, too.
+// Capabilities are the Linux capabilities of root inside a sandbox, without CAP_: those that container engines grant, except
+// raw sockets and device nodes. SYS_ADMIN and SYS_RESOURCE are left out, so that the limit of processes holds for root, too.
 func Capabilities() []string {
 	return []string{"AUDIT_WRITE", "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "NET_BIND_SERVICE", "SETFCAP", "SETGID", "SETPCAP", "SETUID", "SYS_CHROOT"}
 }
 
-// Check refuses what no sandbox with the agent can have. Kind: Invalid.
+// Check refuses specs that no sandbox with the agent can keep. Kind: Invalid.
 func Check(spec sandboxer.Spec) error {
 	if n := spec.Limits.PIDs; n > 0 && n < MinPIDs {
 		return sandboxer.E(sandboxer.Invalid, nil, "a limit of %d processes is too small for the agent; the least is %d", n, MinPIDs)
@@ -51,7 +49,7 @@ func Reserved(p string) bool {
 	return slices.ContainsFunc([]string{"/dev", "/proc", "/sys", AgentDir}, func(r string) bool { return p == r || strings.HasPrefix(p, r+"/") })
 }
 
-// CheckImageEnv refuses variables of the image ref that no sandbox can have. Kind: Failed.
+// CheckImageEnv refuses environment variables of the image ref that no sandbox can have. Kind: Failed.
 func CheckImageEnv(ref string, env []string) error {
 	for _, kv := range env {
 		if k, _, ok := strings.Cut(kv, "="); !ok || k == "" || strings.ContainsRune(kv, 0) || strings.HasPrefix(k, agent.EnvPrefix) {
@@ -61,14 +59,15 @@ func CheckImageEnv(ref string, env []string) error {
 	return nil
 }
 
-// An Image has the parts of an image's configuration about its main command.
+// An Image is the part of an image's configuration that concerns the main command.
 type Image struct {
 	Entrypoint, Cmd []string
 	WorkingDir      string
 }
 
-// Main is the main command of a sandbox: the image's entry point with command, or, as engines do it, with the image's own
-// command if there is none. Its directory is the image's, or the workspace if nothing of the image is in it.
+// Main is the main command of a sandbox, as engines compute it: the image's entry point with command, or with the image's own
+// command if command is empty. Its directory is that of the image, or the workspace if no part of the command is from the
+// image.
 func (i Image) Main(command []string, workspace string) (args []string, dir string) {
 	args = slices.Clone(i.Entrypoint)
 	switch {
@@ -94,7 +93,8 @@ func Start(ctx context.Context, c *agent.Client, p sandboxer.ProcessSpec) error 
 	return nil
 }
 
-// FailedUnless is the kind of an error that the request caused, unless the sandbox or the caller did.
+// FailedUnless returns Failed, or the kind of err if that is Unavailable, Canceled or Timeout: such an error does not come from
+// the request.
 func FailedUnless(err error) sandboxer.Kind {
 	switch k := sandboxer.KindOf(err); k {
 	case sandboxer.Unavailable, sandboxer.Canceled, sandboxer.Timeout:

@@ -20,8 +20,8 @@ import (
 // AgentFile is the name of the agent's program.
 const AgentFile = "sandboxer-agent"
 
-// A Shell is a backend's own way into a sandbox that does not begin with the agent. The agent gets there by it. Root inside can
-// replace the agent, which harms nothing but the sandbox.
+// A Shell is a way into a sandbox that a backend has without the agent, such as its own exec. It brings the agent in. Root
+// inside can replace the agent, which harms only that sandbox.
 type Shell struct {
 	Dir string // for the agent's program; the sandbox of a snapshot may have it already
 	// Run runs a script of ours by /bin/sh with arguments, and returns what it prints, a few words. Kind: Failed if its code is
@@ -31,22 +31,23 @@ type Shell struct {
 	Write func(ctx context.Context, name string, f *os.File, size int64) error
 }
 
-// Done is the path of a file that is written last into a sandbox: one with it is complete.
+// Done is the path of the file that is written last into a sandbox: if it exists, the sandbox is complete.
 func (s Shell) Done(id string, generation int) string {
 	return s.Dir + "/" + id + ".g" + strconv.Itoa(generation)
 }
 
-// look says what is in a sandbox: "ready" if it is complete; else its machine, and the digest of the program that it has.
+// look prints the state of a sandbox: "ready" if it is complete; otherwise its machine type and the digest of its agent's
+// program.
 const look = `umask 022
 [ -e "$1" ] && { echo ready; exit; }
 mkdir -p "$2" && { uname -m 2>/dev/null || echo; [ -x "$2/sandboxer-agent" ] && cat "$2/digest" 2>/dev/null; exit 0; }`
 
-// take takes the program, of $3 bytes, from where it was written.
+// take installs the program, of $3 bytes, from the place where it was written.
 const take = `umask 022
 n=$1/new && [ "$(wc -c <"$n")" -eq "$3" ] && chmod 755 "$n" && mv -f "$n" "$1/sandboxer-agent" && echo "$2" >"$1/digest"`
 
-// Bring brings the agent's program into a sandbox, unless it is there. find finds it for an architecture, "" if
-// that is not known. ready: the file done exists, and nothing is left to do. Kinds: those of Run, Write and find.
+// Bring copies the agent's program into a sandbox, unless it is there. find returns the program for an architecture, "" if that
+// is not known. ready means that the file done exists, so that the sandbox is complete. Kinds: those of Run, Write and find.
 func (s Shell) Bring(ctx context.Context, done string, find func(arch string) (program.Program, error)) (ready bool, err error) {
 	has, err := s.Run(ctx, "looking for sandboxer-agent", look, done, s.Dir)
 	if err != nil || strings.TrimSpace(has) == "ready" {
@@ -78,15 +79,16 @@ func (s Shell) Bring(ctx context.Context, done string, find func(arch string) (p
 	return false, err
 }
 
-// Secret returns the token of the agent of a sandbox, and the directory in which scripts run. The token is made inside, once: it is
-// in no argument, and in no record of the backend.
+// Secret returns the token of the agent of a sandbox, and the directory in which scripts run. A script makes the token inside,
+// once, so that it is in no argument and in no record of the backend.
 func (s Shell) Secret(ctx context.Context, done string) (token, dir string, err error) {
 	return cut(s.Run(ctx, "making a token", `umask 077
 [ -s "$1.token" ] || { head -c 24 /dev/urandom | od -An -tx1 | tr -d " \n"; echo; } >"$1.token"
 cat "$1.token" && pwd`, done))
 }
 
-// Entered returns the token of the agent of a complete sandbox, and what the file done says. Kind: Failed for another sandbox.
+// Entered returns the token of the agent of a complete sandbox, and the content of the file done. Kind: Failed if the sandbox
+// is not complete.
 func (s Shell) Entered(ctx context.Context, done string) (token, says string, err error) {
 	return cut(s.Run(ctx, "looking for the agent", `cat "$1.token" "$1"`, done))
 }
@@ -99,7 +101,7 @@ func cut(said string, err error) (token, rest string, _ error) {
 	return token, rest, err
 }
 
-// Contents are what Complete brings into a sandbox, besides the agent.
+// Contents are the things that Complete brings into a sandbox, in addition to the agent.
 type Contents struct {
 	sandboxer.Spec
 	Workspace string
@@ -109,10 +111,10 @@ type Contents struct {
 
 const startTime = 30 * time.Second // for the agent to answer
 
-// Complete completes a sandbox that has the agent's program and the token of done (Bring, Secret): with an agent that listens, the
-// environment, the workspace, the main command, and at last the file done, which has the workspace's path. c reaches the agent, and
-// run runs a command in the background by a shell inside. Complete can be repeated. Kinds: those of run and the agent's; Unavailable
-// for an agent that does not answer.
+// Complete completes a sandbox that has the agent's program and its token (Bring, Secret). It starts the agent, sets the
+// environment, fills the workspace, starts the main command, and at last writes the file done with the path of the workspace. c
+// reaches the agent, and run runs a shell command in the background inside. Complete can be repeated. Kinds: those of run and
+// of the agent; Unavailable if the agent does not answer.
 func (s Shell) Complete(ctx context.Context, c *agent.Client, done string, o Contents, run func(ctx context.Context, command string) error) error {
 	if err := c.Health(ctx); err != nil {
 		if err := s.start(ctx, c, done, o, run); err != nil {
@@ -132,7 +134,7 @@ func (s Shell) Complete(ctx context.Context, c *agent.Client, done string, o Con
 	return err
 }
 
-// start starts the agent, and waits until it answers. What a proxy says meanwhile means nothing.
+// start starts the agent and waits until it answers. Meanwhile it ignores answers of a proxy in between.
 func (s Shell) start(ctx context.Context, c *agent.Client, done string, o Contents, run func(context.Context, string) error) error {
 	if err := run(ctx, s.serve(done, o)); err != nil {
 		return err
@@ -157,13 +159,14 @@ func (s Shell) start(ctx context.Context, c *agent.Client, done string, o Conten
 	}
 }
 
-// serve is the command that runs the agent with its token. Its parentheses keep the shell.
+// serve is the shell command that runs the agent with its token. The parentheses make a subshell for exec, so that the shell
+// itself stays.
 func (s Shell) serve(done string, o Contents) string {
 	return fmt.Sprintf(`(cd / && mkdir -p %[1]s && read -r SANDBOXER_AGENT_TOKEN <%[2]s && export SANDBOXER_AGENT_TOKEN && exec %[3]s init --untraced --listen 0.0.0.0:%[4]d --workdir %[1]s) >%[5]s 2>&1 </dev/null`,
 		Quoted(o.Workspace), Quoted(done+".token"), Quoted(s.Dir+"/"+AgentFile), o.Port, Quoted(done+".log"))
 }
 
-// StartOnce is Start, unless an earlier call started the main command.
+// StartOnce is like Start, but does nothing if an earlier call started the main command.
 func StartOnce(ctx context.Context, c *agent.Client, p sandboxer.ProcessSpec) error {
 	if len(p.Args) == 0 {
 		return nil

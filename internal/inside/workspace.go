@@ -30,10 +30,10 @@ func CheckRepo(spec sandboxer.Spec) error {
 	return nil
 }
 
-// Fill makes the workspace by exec, with its parents, and copies dir there, a directory of the server's machine.
-// Without dir the workspace is empty. New files belong to owner, a user of the sandbox as users.Find takes it; empty
-// means root. Fill returns what the copy leaves out, in words, empty for nothing. Kinds: those of Run; Invalid for a
-// directory that cannot be read completely.
+// Fill makes the directory of the workspace, with its parents, and copies dir into it, a directory of the server's machine.
+// Without dir the workspace is empty. exec runs commands inside. New files belong to owner, a user of the sandbox as users.Find
+// takes it; empty means root. skipped describes the files that the copy leaves out; empty if there are none. Kinds: those of
+// Run; Invalid for a directory that cannot be read completely.
 func Fill(ctx context.Context, exec Exec, workspace, owner, dir string) (skipped string, err error) {
 	cmd := sandboxer.Cmd{Args: []string{AgentPath, "untar"}, Dir: "/", User: "0"}
 	if owner != "" {
@@ -49,8 +49,8 @@ func Fill(ctx context.Context, exec Exec, workspace, owner, dir string) (skipped
 	})
 }
 
-// Pack calls take with an archive of dir, a directory of the server's machine, and returns what the archive leaves out, in words,
-// empty for nothing. Kinds: those of take; Invalid for a directory that cannot be read completely.
+// Pack calls take with an archive of dir, a directory of the server's machine. skipped describes the files that the archive
+// leaves out; empty if there are none. Kinds: those of take; Invalid for a directory that cannot be read completely.
 func Pack(dir string, take func(io.Reader) error) (skipped string, err error) {
 	r, w := io.Pipe()
 	packed := make(chan error, 1)
@@ -73,7 +73,7 @@ func Pack(dir string, take func(io.Reader) error) (skipped string, err error) {
 // Exec runs a command inside a sandbox.
 type Exec = func(context.Context, sandboxer.Cmd) (sandboxer.Exit, error)
 
-// Run runs a command of ours inside a sandbox, by exec, and turns a code other than 0 into an error, with the end of its
+// Run runs one of our commands inside a sandbox, by exec, and turns an exit code other than 0 into an error with the end of the
 // output. Kinds: those of exec; Failed, or Exhausted for a full disk.
 func Run(ctx context.Context, exec Exec, what string, cmd sandboxer.Cmd) error {
 	out := &capture.Last{Max: 1 << 10}

@@ -7,22 +7,20 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// FuseMargin is how much longer than we a backend keeps a sandbox before it removes
-// it on its own: long enough for a live broker to be first, short enough to
-// bound what a dead broker costs.
+// FuseMargin is the time after the expiry until which a backend keeps a sandbox before it removes the sandbox by itself: long
+// enough for a running broker to remove it first, short enough to bound the cost of a broker that died.
 const FuseMargin = 2 * time.Minute
 
-// FuseStep is the least by which the fuse of a sandbox that lives as long as it is used moves, and so
-// how often it moves at most.
+// FuseStep is the smallest step by which the fuse of a sandbox that lives as long as it is used moves. So it also bounds how
+// often the fuse moves.
 const FuseStep = time.Minute
 
-// Pauses reports whether sandboxes of p are paused automatically: the backend must then not remove
-// them meanwhile.
+// Pauses reports whether the server pauses sandboxes of p automatically. The backend must not remove such a sandbox before.
 func Pauses(p sandboxer.Profile) bool {
 	return p.OnTTL == sandboxer.ExpiryPause || p.OnCost == sandboxer.CostPause || p.Idle > 0 && p.OnIdle == sandboxer.ExpiryPause
 }
 
-// Postpone changes sb, which is not stored yet, to one that is created at that time.
+// Postpone changes sb, which is not stored yet, as if it were created at that time.
 func Postpone(sb *sandboxer.Sandbox, at time.Time) {
 	by := at.Sub(sb.CreatedAt)
 	sb.CreatedAt, sb.ExpiresAt, sb.Spec.Fuse = at, sb.ExpiresAt.Add(by), sb.Spec.Fuse.Add(by)
@@ -38,7 +36,7 @@ func Backoff(n int, chance float64) time.Duration {
 	return time.Duration(float64(d) * (0.75 + chance/2))
 }
 
-// MarginOf is how much longer than we the backend keeps a sandbox of the profile.
+// MarginOf is the time after the expiry until which the backend keeps a sandbox of the profile.
 func MarginOf(p sandboxer.Profile) time.Duration {
 	if Pauses(p) {
 		return FuseMargin + StuckAfter // it must not remove it while it is being paused
@@ -46,9 +44,9 @@ func MarginOf(p sandboxer.Profile) time.Duration {
 	return FuseMargin
 }
 
-// FirstFuse is the fuse of an object that is made at from, for a sandbox of the profile that expires at
-// end. A sandbox that lives as long as it is used gets an earlier one if its backend renews fuses (renews);
-// KeepUntil then moves it.
+// FirstFuse is the fuse of an object that is made at the time from, for a sandbox of the profile that expires at end. If the
+// sandbox lives as long as it is used and its backend can move fuses (renews), the fuse is earlier, and KeepUntil moves it
+// later.
 func FirstFuse(p sandboxer.Profile, from, end time.Time, renews bool) time.Time {
 	if soon := from.Add(StuckAfter + p.Idle + FuseStep); p.TTL == sandboxer.TTLIdle && renews && soon.Before(end) {
 		end = soon
@@ -56,7 +54,7 @@ func FirstFuse(p sandboxer.Profile, from, end time.Time, renews bool) time.Time 
 	return end.Add(MarginOf(p))
 }
 
-// LifeOf is how long a sandbox of the profile lives at most if its request asks for ttl; 0 means no wish.
+// LifeOf is the longest life of a sandbox of the profile whose request asks for ttl; 0 means that it asks for none.
 func LifeOf(p sandboxer.Profile, ttl time.Duration) time.Duration {
 	if ttl > 0 {
 		return ttl
@@ -64,7 +62,7 @@ func LifeOf(p sandboxer.Profile, ttl time.Duration) time.Duration {
 	return TTLOf(p)
 }
 
-// TTLOf is how long a sandbox of the profile lives at most if its request does not say.
+// TTLOf is the longest life of a sandbox of the profile whose request names no ttl.
 func TTLOf(p sandboxer.Profile) time.Duration {
 	if p.TTL == sandboxer.TTLIdle {
 		return MaxTTL(p)
@@ -77,7 +75,7 @@ func MaxTTL(p sandboxer.Profile) time.Duration {
 	return cmp.Or(p.MaxTTL, max(sandboxer.DefaultMaxTTL, p.TTL))
 }
 
-// GoesOnUntil is until when the backend is first to keep a paused sandbox that goes on at the time at.
+// GoesOnUntil is the first deadline that the backend gets for a paused sandbox that is resumed at the time at.
 func GoesOnUntil(sb *sandboxer.Sandbox, at time.Time) time.Time {
 	until := at.Add(sb.Pause.Left)
 	if soon := at.Add(sb.Spec.Profile.Idle + FuseStep); sb.LivesByUse() && soon.Before(until) {
@@ -86,8 +84,8 @@ func GoesOnUntil(sb *sandboxer.Sandbox, at time.Time) time.Time {
 	return until
 }
 
-// KeepUntil is until when the backend is to keep a running sandbox that lives as long as it is used. It is
-// FuseStep later than necessary, so that the fuse does not move again within that time.
+// KeepUntil is the deadline that the backend gets for a running sandbox that lives as long as it is used. It is FuseStep later
+// than necessary, so that it need not move again within that time.
 func KeepUntil(sb *sandboxer.Sandbox) time.Time {
 	until := sb.EndsAt().Add(FuseStep)
 	if until.After(sb.ExpiresAt) {
@@ -96,25 +94,25 @@ func KeepUntil(sb *sandboxer.Sandbox) time.Time {
 	return until
 }
 
-// IsFuseLate reports whether sb, whose last use is up to date, lives on by its use for longer than its
-// fuse allows.
+// IsFuseLate reports whether the use of sb keeps it alive beyond its fuse, so that the fuse must move. The last use in sb must
+// be up to date.
 func IsFuseLate(sb *sandboxer.Sandbox) bool {
 	return sb.LivesByUse() && sb.State == sandboxer.Running && !sb.Spec.Fuse.IsZero() &&
 		sb.Spec.Fuse.Before(sb.EndsAt().Add(MarginOf(sb.Spec.Profile)))
 }
 
-// LifeUntil is how long sb lives, without its pauses, if it ends then.
+// LifeUntil is the running time of sb, without its pauses, if it ends at that time.
 func LifeUntil(sb *sandboxer.Sandbox, until time.Time) time.Duration {
 	return until.Sub(sb.CreatedAt) - sb.PausedFor
 }
 
-// LatestExpiry is when sb expires at the latest by its profile.
+// LatestExpiry is the latest time at which sb may expire by its profile.
 func LatestExpiry(sb *sandboxer.Sandbox) time.Time {
 	return sb.CreatedAt.Add(sb.PausedFor + MaxTTL(sb.Spec.Profile))
 }
 
-// LifeLeft is how long a paused sandbox ran, and how long it may go on: for ttl, or for the time it had left.
-// It is not ok if its profile does not allow that; an undone pause goes on in any case.
+// LifeLeft is how long a paused sandbox has run, and how long it may run after a resume: for ttl, or for the time that it had
+// left. ok is false if its profile does not allow that; a pause that failed is undone in any case.
 func LifeLeft(sb *sandboxer.Sandbox, ttl time.Duration) (ran, left time.Duration, ok bool) {
 	prof := sb.Spec.Profile
 	ran = sb.Pause.At.Sub(sb.CreatedAt) - sb.PausedFor

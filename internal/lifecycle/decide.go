@@ -20,15 +20,15 @@ const (
 type Verb string
 
 const (
-	None             Verb = "none"              // nothing to do, or a job works on it, or not yet
-	Resume           Verb = "resume"            // go on making it, or bringing it back
+	None             Verb = "none"              // nothing to do now
+	Resume           Verb = "resume"            // continue to make or resume it
 	MarkAbsent       Verb = "mark absent"       // note its first absence
-	ClearMarks       Verb = "clear marks"       // it is there again, and responds: forget what was noted
-	MarkUnresponsive Verb = "mark unresponsive" // note that it is there and does not respond
-	Pause            Verb = "pause"             // it expired, or is idle: pause it, or go on pausing it
+	ClearMarks       Verb = "clear marks"       // it responds again: remove the marks of earlier probes
+	MarkUnresponsive Verb = "mark unresponsive" // note that it exists and does not respond
+	Pause            Verb = "pause"             // it expired or is idle: pause it, or continue to
 	End              Verb = "end"               // commit to terminating, then tear down
 	Teardown         Verb = "teardown"          // pay what terminating owes
-	PayDebts         Verb = "pay debts"         // tear down what may exist where it could not be made
+	PayDebts         Verb = "pay debts"         // tear down objects on extensions that failed to make it
 )
 
 // An Action is a verb, with a reason if the verb is end.
@@ -37,10 +37,9 @@ type Action struct {
 	Reason sandboxer.Reason
 }
 
-// Decide returns what sb needs now. seen is what a probe of its backend proved, working
-// whether a job is in flight on it; sb.UsedAt must be up to date. from is since when deadlines
-// count; until then the database, which went back in time, is not accepted, and the sweep only
-// notes lost sandboxes. Decide depends on nothing else, so that tests can try every combination.
+// Decide returns the next step for sb. seen is the result of a probe of its backend. working says whether a job is in flight on
+// sb. sb.UsedAt must be up to date. Deadlines count since from. Until then the database, which went back in time, is not
+// accepted, and the sweep only notes lost sandboxes. Decide depends on nothing else, so that tests can try every combination.
 func Decide(sb *sandboxer.Sandbox, seen sandboxer.Liveness, working bool, now, from time.Time) Action {
 	dead := IsDead(seen)
 	f := facts{
@@ -59,7 +58,7 @@ func Decide(sb *sandboxer.Sandbox, seen sandboxer.Liveness, working bool, now, f
 	return a
 }
 
-// step is what sb itself needs.
+// step is the next step for sb itself, without its debts.
 func (f facts) step() Action {
 	switch f.sb.State {
 	case sandboxer.Creating:
@@ -77,8 +76,7 @@ func (f facts) step() Action {
 	return Action{Verb: None}
 }
 
-// facts are the input of Decide. There is one method for each state; its first case
-// that holds counts.
+// facts are the input of Decide. Each state has a method, whose first true case decides.
 type facts struct {
 	sb      *sandboxer.Sandbox
 	seen    sandboxer.Liveness
@@ -97,7 +95,7 @@ func (f facts) expired() bool {
 	return !f.held && !MayBeClaimed(f.sb) && !f.sb.ExpiresAt.IsZero() && !f.now.Before(f.sb.ExpiresAt)
 }
 
-// loss ends a lost sandbox, with the reason that was seen.
+// loss ends a lost sandbox, with the reason that the probe gave.
 func (f facts) loss() Action {
 	if f.seen == sandboxer.OOMKilled {
 		return Action{End, sandboxer.ReasonOOMKilled}
@@ -123,7 +121,7 @@ func (f facts) creating() Action {
 	return Action{Verb: Resume}
 }
 
-// ready is for sandboxes that are warm or run.
+// ready decides for sandboxes that are warm or running.
 func (f facts) ready() Action {
 	sb := f.sb
 	pauses := sb.State == sandboxer.Running && sb.Spec.Profile.OnTTL == sandboxer.ExpiryPause
@@ -159,7 +157,8 @@ func (f facts) ready() Action {
 	return Action{Verb: None}
 }
 
-// pausing gets seen as Unknown if the object's absence is the result of pausing (the manager's interpret).
+// pausing decides for a sandbox that is being paused. seen is Unknown if the pause itself removed the object (see interpret in
+// the manager).
 func (f facts) pausing() Action {
 	switch {
 	case f.held: // what it is paused to may be whole since

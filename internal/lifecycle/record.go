@@ -7,7 +7,7 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// IsFrozen reports whether the object of sb exists, frozen or nearly so, and is to go on.
+// IsFrozen reports whether the object of sb is frozen, or is being frozen, and is to continue later.
 func IsFrozen(sb *sandboxer.Sandbox) bool {
 	return IsPaused(sb) && (sb.Pause.Depth == sandboxer.PauseFreeze || sb.Pause.Undo)
 }
@@ -20,7 +20,7 @@ func IsClaimed(sb *sandboxer.Sandbox) bool {
 	return sb.Pool != "" && sb.Tenant != "" && sb.ReadyAt.IsZero() && !IsPaused(sb)
 }
 
-// SourceOf names the snapshot that the object of sb is made from, or "".
+// SourceOf returns the snapshot from which the object of sb is made, or "".
 func SourceOf(sb *sandboxer.Sandbox) string {
 	switch {
 	case IsPaused(sb):
@@ -41,18 +41,18 @@ func IsNative(sb *sandboxer.Sandbox) bool {
 	return sb.RestoredAs == sandboxer.SnapshotNative
 }
 
-// Died is the result of a probe of a sandbox that is gone and about which its extension sent a notice. The
-// probe and the notice together prove what otherwise takes two looks, ConfirmAfter apart. No backend answers it.
+// Died is the result of a probe that finds a sandbox gone after its extension reported it. The report and the probe together
+// prove the loss, which otherwise takes two probes, ConfirmAfter apart. No backend returns this value.
 const Died sandboxer.Liveness = "died"
 
-// MayBeClaimed reports whether the database, which went back in time, may be wrong about the owner of
-// sb: it waited in a pool then. (Former versions wrote other words than Claimed as well.)
+// MayBeClaimed reports whether sb waited in a pool when the database went back in time, so that it may have an owner whom the
+// database does not know. (Former versions wrote other words than Claimed.)
 func MayBeClaimed(sb *sandboxer.Sandbox) bool { return sb.Unconfirmed != "" && IsPooled(sb) }
 
 // IsPaused reports whether sb is paused, being paused or being resumed.
 func IsPaused(sb *sandboxer.Sandbox) bool { return !sb.Pause.At.IsZero() }
 
-// IsOverspent reports whether the meter of sb's backend counts as much as is on hold for sb.
+// IsOverspent reports whether the meter of the backend counts at least the amount that is on hold for sb.
 func IsOverspent(sb *sandboxer.Sandbox) bool {
 	return sb.Quote.Amount > 0 && sb.Usage.Cost >= sb.Quote.Amount
 }
@@ -74,8 +74,7 @@ func HasReadyObject(sb *sandboxer.Sandbox) bool {
 	return false
 }
 
-// NeedsProbe reports whether to probe the object of sb: it exists, or is
-// needed by a job, or cannot be removed now.
+// NeedsProbe reports whether to probe the object of sb: it exists, or a job needs it, or it cannot be removed now.
 func NeedsProbe(sb *sandboxer.Sandbox) bool {
 	switch sb.State {
 	case sandboxer.Creating:
@@ -88,19 +87,18 @@ func NeedsProbe(sb *sandboxer.Sandbox) bool {
 	return HasReadyObject(sb)
 }
 
-// IsProvisioned reports whether the object of sb, which is being made, was made already; for a
-// claim that is not known.
+// IsProvisioned reports whether the object of sb, which is being created, exists already; for a claim that is unknown.
 func IsProvisioned(sb *sandboxer.Sandbox) bool { return sb.Handle.SandboxID != "" && !IsClaimed(sb) }
 
-// ObjectGeneration is the generation of sb's object outside, the latest if there were several.
+// ObjectGeneration is the generation of the backend's object of sb, the latest if there were several.
 func ObjectGeneration(sb *sandboxer.Sandbox) int { return max(sb.Generation, sb.Spec.Generation) }
 
-// ObjectSince is since when the object of sb has been there as it is now.
+// ObjectSince is the time since which the object of sb has existed in its present form.
 func ObjectSince(sb *sandboxer.Sandbox) time.Time {
 	return slices.MaxFunc([]time.Time{sb.ProvisionedAt, sb.ReadyAt, sb.ResumedAt}, time.Time.Compare)
 }
 
-// IsDead reports whether a probe of an object proved that it does not work any more.
+// IsDead reports whether a probe proved that an object no longer works.
 func IsDead(seen sandboxer.Liveness) bool {
 	return seen == sandboxer.Gone || seen == sandboxer.OOMKilled || seen == Died
 }

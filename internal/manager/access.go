@@ -34,8 +34,8 @@ func (m *Manager) beginUse(ctx context.Context, kind *access.Limiter, scope sand
 	}
 }
 
-// tryUse is beginUse, unless the sandbox is about to end or to be paused because it is not in use:
-// then it is held until that is committed, and the caller has to look at it again.
+// tryUse is beginUse without waiting. If the sandbox is about to end or to pause for lack of use, it returns held, which is
+// closed once that is committed; the caller then has to read the record again.
 func (m *Manager) tryUse(ctx context.Context, kind *access.Limiter, scope sandboxer.Scope, ref string) (sb *sandboxer.Sandbox, b *backend.Backend, end func(), held <-chan struct{}, err error) {
 	seen := m.usage.seen()
 	sb, err = m.find(ctx, scope, ref)
@@ -103,7 +103,7 @@ func (m *Manager) Exec(ctx context.Context, ref string, cmd sandboxer.Cmd) (sand
 	return m.exec(ctx, b, h, cmd)
 }
 
-// exec runs a command, and has the sandbox probed where the command's end may be the sandbox's.
+// exec runs a command. If the command may have ended because the sandbox did, it has the sandbox probed.
 func (m *Manager) exec(ctx context.Context, b *backend.Backend, h sandboxer.Handle, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
 	x, err := b.Exec(ctx, h, cmd)
 	if x.OOMKilled {
@@ -115,8 +115,8 @@ func (m *Manager) exec(ctx context.Context, b *backend.Backend, h sandboxer.Hand
 	return x, m.probeOnError(h, err)
 }
 
-// probeOnError returns err, the end of a use of h's sandbox, and has the sandbox probed if it
-// may not respond.
+// probeOnError returns err, the error of a use of the sandbox of h, and has the sandbox probed if the error says that it may
+// not respond.
 func (m *Manager) probeOnError(h sandboxer.Handle, err error) error {
 	if isKind(err, sandboxer.Unavailable) {
 		m.probeSoon(h)
@@ -124,7 +124,7 @@ func (m *Manager) probeOnError(h sandboxer.Handle, err error) error {
 	return err
 }
 
-// oomKilled counts what the memory limit killed: a command or a sandbox.
+// oomKilled counts commands and sandboxes that the memory limit killed.
 func (m *Manager) oomKilled(extension, what string) {
 	if m.opts.OOMKilled != nil {
 		m.opts.OOMKilled(extension, what)
@@ -156,7 +156,7 @@ func (c *usedConn) Close() error { defer c.end(); return c.Conn.Close() }
 // CloseWrite ends the sending half, where the stream can do that.
 func (c *usedConn) CloseWrite() error { return halfclose.CloseWrite(c.Conn) }
 
-// Stats measures a running sandbox. Looking is not using.
+// Stats measures a running sandbox. This does not count as use.
 func (m *Manager) Stats(ctx context.Context, ref string) (sandboxer.Stats, error) {
 	sb, err := m.find(ctx, sandboxer.ScopeRead, ref)
 	if err != nil {

@@ -9,17 +9,15 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/backend"
 )
 
-// An AgentVisit is one use of the agent inside a sandbox, for a door that speaks its wire.
-// It counts as use of the sandbox until End.
+// An AgentVisit is one use of the agent inside a sandbox, for a door whose clients speak the protocol of the agent. It counts
+// as use of the sandbox until End.
 type AgentVisit struct {
 	visit Visit
 }
 
-// VisitAgent opens the way to the agent of a running sandbox, for the principal in ctx, who
-// needs the write scope: a caller that reaches the agent may do everything inside. A paused
-// sandbox is resumed where its profile allows that. Kinds: NotFound, Conflict (it does not
-// run), Exhausted (too many uses at once), Unsupported when the extension has no agent in
-// its sandboxes.
+// VisitAgent begins a use of the agent of a running sandbox. The principal in ctx needs the write scope, because a caller that
+// reaches the agent can do everything inside. A paused sandbox is resumed if its profile allows that. Kinds: NotFound, Conflict
+// (it does not run), Exhausted (too many uses at once), Unsupported if the sandboxes of the extension have no agent.
 func (m *Manager) VisitAgent(ctx context.Context, ref string) (*AgentVisit, error) {
 	sb, err := m.find(ctx, sandboxer.ScopeWrite, ref)
 	if err != nil {
@@ -29,7 +27,7 @@ func (m *Manager) VisitAgent(ctx context.Context, ref string) (*AgentVisit, erro
 	if err != nil {
 		return nil, err
 	}
-	if !b.Can(sandboxer.CanAgent) { // before a paused one is resumed for nothing
+	if !b.Can(sandboxer.CanAgent) { // checked first, so that no paused sandbox is resumed in vain
 		return nil, backend.Lacks(sb.Extension, sandboxer.CanAgent).WithHint("its sandboxes have no agent")
 	}
 	// It ends with the caller's key, and with everything that ends the use of a port.
@@ -58,7 +56,7 @@ func (m *Manager) VisitAgent(ctx context.Context, ref string) (*AgentVisit, erro
 	return v, nil
 }
 
-// Sandbox returns whose agent it is.
+// Sandbox returns the sandbox of the agent.
 func (v *AgentVisit) Sandbox() (id string, generation int) {
 	return v.visit.SandboxID, v.visit.Generation
 }
@@ -67,7 +65,7 @@ func (v *AgentVisit) Sandbox() (id string, generation int) {
 // stopped running, the key was revoked or expired, the manager closes, or End was called.
 func (v *AgentVisit) Context() context.Context { return v.visit.Ctx }
 
-// Dial opens a connection on which the agent's wire is spoken. It is cut when Context ends.
+// Dial opens a connection to the agent. It is cut when Context ends.
 func (v *AgentVisit) Dial(ctx context.Context) (net.Conn, error) {
 	if v.visit.Ctx.Err() != nil {
 		return nil, context.Cause(v.visit.Ctx)

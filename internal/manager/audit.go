@@ -11,12 +11,11 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/lifecycle"
 )
 
-// The invariants that Audit checks. They are kept at every instant, also by a broker
-// that dies, except where a grace is named.
+// The invariants that Audit checks. They hold at every moment, also after a broker died, except where a grace period is named.
 const (
 	invObject    = "every object of a backend belongs to one live sandbox"
 	invTwice     = "no generation has two objects"
-	invAsked     = "every extension lists its objects" // what was not checked is not sound
+	invAsked     = "every extension lists its objects" // an unchecked object is not proven sound
 	invStates    = "states follow the table, each change with cause and actor"
 	invState     = "a record has the state of its last event"
 	invNegate    = "no tenant has spent more than it was granted"
@@ -41,13 +40,13 @@ const (
 	invPool      = "a pool has only sandboxes that its profile makes now, and no more than its size" // except for two sweeps
 )
 
-// Audit compares the database with itself and with what every backend lists, and
-// says where the two differ. It changes nothing and needs the admin scope. A backend, or
-// a part of it, that cannot be asked is one of the violations, in addition to those of the rest.
+// Audit compares the database with itself and with the listing of every backend, and returns the differences. It changes
+// nothing and needs the admin scope. A backend, or a part of it, that does not answer is one of the violations; the others are
+// checked all the same.
 func (m *Manager) Audit(ctx context.Context) (Audit, error) { return m.audit(ctx, false) }
 
-// DeepAudit is Audit, and reads all that is kept of every portable snapshot, one after
-// the other and in little memory, which may take long; it ends with ctx.
+// DeepAudit is Audit, and also reads all stored data of every portable snapshot, one after the other and in little memory. It
+// may take long, and ends with ctx.
 func (m *Manager) DeepAudit(ctx context.Context) (Audit, error) { return m.audit(ctx, true) }
 
 // maxViolations bounds how many violations one audit names.
@@ -66,7 +65,7 @@ func (m *Manager) audit(ctx context.Context, deep bool) (Audit, error) {
 	return a.Audit, nil
 }
 
-// auditing is an audit under way.
+// auditing is an audit in progress.
 type auditing struct {
 	Audit
 	m *Manager
@@ -76,7 +75,7 @@ func (a *Audit) violated(invariant, id, format string, args ...any) {
 	a.add(Violation{invariant, id, fmt.Sprintf(format, args...)})
 }
 
-// add names v, or counts it where enough are named.
+// add adds v to the result, or only counts it if the result has maxViolations already.
 func (a *Audit) add(v Violation) {
 	if len(a.Violations) >= maxViolations {
 		a.LeftOut++
@@ -94,8 +93,8 @@ func (a *Audit) damaged(sb *sandboxer.Sandbox) {
 	}
 }
 
-// auditObjects compares listings with the database. It looks again at what does not match:
-// the object may have been torn down between the two looks.
+// auditObjects compares listings with the database. It checks each difference once more, because the object may have been torn
+// down between the two readings.
 func (a *auditing) auditObjects(ctx context.Context) error {
 	for _, e := range a.m.extensions() {
 		if e.Backend == nil { // what was never used has nothing that could be missed
@@ -135,7 +134,7 @@ func (a *auditing) auditObjects(ctx context.Context) error {
 	return nil
 }
 
-// unexplained checks what the extension lists; silent says why the list may be incomplete.
+// unexplained checks the objects that the extension lists. silent says why the listing may be incomplete.
 func (e *extension) unexplained(ctx context.Context) (out map[objectKey]Violation, n int, silent, err error) {
 	if e.Backend == nil || !e.Backend.Can(sandboxer.CanList) {
 		return nil, 0, nil, nil
@@ -246,8 +245,8 @@ func (a *auditing) auditState(ctx context.Context, k generationKey, state sandbo
 	return nil
 }
 
-// recheckRecord calls judge with the record of k until judge finds no fault, or the record did
-// not change meanwhile, and returns the record judged.
+// recheckRecord calls judge with the record of k until judge finds no fault, or until the record did not change meanwhile. It
+// returns the judged record.
 func (m *Manager) recheckRecord(ctx context.Context, k generationKey, judge func(*sandboxer.Sandbox) (bool, error)) (*sandboxer.Sandbox, error) {
 	sb, err := m.store.SandboxGeneration(ctx, k.id, k.generation)
 	for err == nil {
@@ -304,8 +303,8 @@ func (a *auditing) auditRecords(ctx context.Context) error {
 	})
 }
 
-// auditPools compares waiting sandboxes with their profiles. Claims, changes and failures leave
-// some too many for a moment: the pool keeper gets time to correct that.
+// auditPools compares waiting sandboxes with their profiles. After claims, changes and failures a pool may have too many for a
+// moment, so its keeper gets time to correct that.
 func (a *auditing) auditPools(ctx context.Context) error {
 	late := func(since ...time.Time) bool {
 		return time.Since(slices.MaxFunc(since, time.Time.Compare)) > 2*a.m.opts.SweepEvery+a.m.opts.Grace

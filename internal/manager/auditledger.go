@@ -25,7 +25,7 @@ func (b *ledgerSums) add(e sandboxer.Entry) {
 	}
 }
 
-// fault says what is wrong between the database and the record of a sandbox, or "".
+// fault returns the difference between the ledger and the record of a sandbox, or "".
 func (b *ledgerSums) fault(sb *sandboxer.Sandbox) (invariant, detail string) {
 	open := b.held - b.posted - b.voided
 	switch {

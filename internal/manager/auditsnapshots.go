@@ -11,8 +11,8 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/lifecycle"
 )
 
-// auditSnapshots compares the records of snapshots with their store and with the sandboxes
-// that need them. It looks again at what does not match: the record may have changed.
+// auditSnapshots compares the records of snapshots with their store and with the sandboxes that need them. It checks each
+// difference once more, because the record may have changed.
 func (a *auditing) auditSnapshots(ctx context.Context) error {
 	withStore := a.auditSnapshotStore(ctx)
 	if ctx.Err() != nil {
@@ -32,7 +32,7 @@ func (a *auditing) auditSnapshots(ctx context.Context) error {
 	return err
 }
 
-// isReported reports whether v names a backend that could not be asked, and is reported already.
+// isReported reports whether v names a backend that did not answer, and is in the result already.
 func (a *Audit) isReported(v Violation) bool {
 	who, _, _ := strings.Cut(v.Detail, ":")
 	return v.Invariant == invAsked && slices.ContainsFunc(a.Violations, func(o Violation) bool {
@@ -40,10 +40,9 @@ func (a *Audit) isReported(v Violation) bool {
 	})
 }
 
-// auditSnapshotStore names the snapshots whose files cannot be read: their manifests, or, in a deep
-// audit, any of their data. Data that several snapshots share is read and named for each of
-// them. It reports whether the store answers: one that does not is named once, and not asked
-// for more.
+// auditSnapshotStore names the snapshots whose files cannot be read: their manifests or, in a deep audit, all their data. Data
+// that several snapshots share is read, and named, for each of them. It reports whether the store answers. If it does not, the
+// store is named once and not asked again.
 func (a *auditing) auditSnapshotStore(ctx context.Context) bool {
 	if a.m.opts.SnapshotStore == nil {
 		return false
@@ -81,8 +80,7 @@ func (a *auditing) auditSnapshotStore(ctx context.Context) bool {
 	return true
 }
 
-// unsoundSnapshots looks at the records of snapshots, and at what the store of portable ones has if
-// withStore is set.
+// unsoundSnapshots checks the records of snapshots, and with withStore also the content of the store of portable snapshots.
 func (m *Manager) unsoundSnapshots(ctx context.Context, withStore bool) (map[string]Violation, int, error) {
 	out, n := map[string]Violation{}, 0
 	violated := func(invariant, id, of, format string, args ...any) {
@@ -134,8 +132,8 @@ func (m *Manager) unsoundSnapshots(ctx context.Context, withStore bool) (map[str
 	return out, n, err
 }
 
-// unsoundSnapshot calls violated with what is wrong with one record. lacksFiles says that the store
-// of portable snapshots has none of its files.
+// unsoundSnapshot calls violated for each fault of one record. lacksFiles says that the store of portable snapshots has no
+// files of it.
 func (m *Manager) unsoundSnapshot(ctx context.Context, rec *sandboxer.SnapshotRecord, lacksFiles bool, violated func(invariant, format string, args ...any)) error {
 	switch {
 	case rec.Damaged != "":

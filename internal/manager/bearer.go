@@ -13,10 +13,9 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/lifecycle"
 )
 
-// BearerToken returns a token whose bearer may, without any other credential, run commands and use
-// files in sb. It is for callers that can send nothing but a URL. It is the same for the whole life
-// of sb, across pauses and restarts of the broker, and ends with it: the next sandbox of the
-// ID has another one.
+// BearerToken returns a token that lets its bearer run commands and use files in sb without any other credential. It is for
+// clients that can send only a URL. It stays the same for the whole life of sb, across pauses and restarts of the broker, and
+// ends with sb: the next sandbox of the ID has another token.
 func (m *Manager) BearerToken(sb *sandboxer.Sandbox) sandboxer.Secret {
 	return m.ports.SignBearer(sb.ID, sb.Generation)
 }
@@ -30,10 +29,10 @@ var (
 			WithHint("create a new one, which has a URL of its own")
 )
 
-// A Bearer is a caller with a token of BearerToken. Each method is one use of the sandbox. It resumes a
-// paused sandbox whatever its profile says, since the bearer has no other way to. A use ends, with all
-// that it does inside, when the sandbox stops running, which is Unavailable. All methods fail with
-// ErrSandboxOver once the sandbox has ended, and otherwise as the Manager's methods of that name do.
+// A Bearer is a caller with a token of BearerToken. Each method is one use of the sandbox. It resumes a paused sandbox whatever
+// the profile says, since the bearer has no other way to do so. A use, with everything that it started inside, ends when the
+// sandbox stops running; its error is then Unavailable. All methods fail with ErrSandboxOver once the sandbox has ended, and
+// otherwise as the methods of Manager with the same name do.
 type Bearer struct {
 	m          *Manager
 	id         string // Sandbox.ID
@@ -41,9 +40,8 @@ type Bearer struct {
 	p          sandboxer.Principal
 }
 
-// Bearer returns the access that token gives to the sandbox whose Sandbox.ID is id, and its record.
-// Every token that is not valid is the same Unauthenticated; a valid one of a sandbox that has ended
-// is NotFound.
+// Bearer returns the access that token gives to the sandbox whose Sandbox.ID is id, and the record of the sandbox. Kinds:
+// Unauthenticated for every invalid token; NotFound for a valid one of a sandbox that has ended.
 func (m *Manager) Bearer(ctx context.Context, id string, token sandboxer.Secret) (*Bearer, *sandboxer.Sandbox, error) {
 	generation, ok := m.ports.ReadBearer(id, token)
 	if !ok {
@@ -66,14 +64,14 @@ func isThere(sb *sandboxer.Sandbox) bool {
 	return sb.State.Live() && sb.State != sandboxer.Terminating && sb.Tenant != ""
 }
 
-// Principal is the principal that the bearer counts as.
+// Principal is the principal for which the bearer counts.
 func (a *Bearer) Principal() sandboxer.Principal { return a.p }
 
 // Vouch has the bearer's server vouch for the named parts of the sandbox's spec (Principal.Vouches).
 func (a *Bearer) Vouch(names ...string) { a.p.Vouches = names }
 
-// Awake returns the sandbox when it runs: it waits for one that is being made or paused, and
-// resumes a paused one, until ctx ends.
+// Awake returns the sandbox when it runs. It waits while the sandbox is being made or paused, and resumes a paused one, until
+// ctx ends.
 func (a *Bearer) Awake(ctx context.Context) (*sandboxer.Sandbox, error) {
 	ctx = sandboxer.WithPrincipal(ctx, a.p)
 	for {
@@ -134,8 +132,8 @@ func (a *Bearer) use(ctx context.Context, kind *access.Limiter) (*Visit, error) 
 
 var errPausedMeanwhile = errors.New("it was paused meanwhile")
 
-// ended returns err, or why v ended, if that is the reason for it. If the sandbox stopped running, the
-// bearer keeps its right: the next use resumes the sandbox, or finds that it has ended.
+// ended returns err, or the reason why v ended if that caused err. If the sandbox stopped running, the token stays valid: the
+// next use resumes the sandbox, or finds that it has ended.
 func (a *Bearer) ended(v *Visit, err error) error {
 	if err != nil && v.Ctx.Err() != nil {
 		var e *sandboxer.Error
@@ -231,7 +229,7 @@ func (a *Bearer) MakeDir(ctx context.Context, dir string) error {
 	return a.file(ctx, func(ctx context.Context, b *backend.Backend, h sandboxer.Handle) error { return b.MakeDir(ctx, h, dir) })
 }
 
-// file has do work on files, as one use.
+// file calls do with the files of the sandbox, as one use.
 func (a *Bearer) file(ctx context.Context, do func(context.Context, *backend.Backend, sandboxer.Handle) error) error {
 	v, err := a.use(ctx, a.m.Streams)
 	if err != nil {

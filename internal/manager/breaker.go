@@ -12,16 +12,17 @@ import (
 )
 
 const (
-	// breakerFaults is the number of faults in a row after which routes leave an extension alone.
+	// breakerFaults is the number of faults in a row after which routes skip an extension.
 	breakerFaults = 5
-	// breakerFirst and breakerLast are the first and the longest time until a create may try it.
+	// breakerFirst and breakerLast are the shortest and the longest time until a create may try the extension again.
 	breakerFirst, breakerLast = 5 * time.Second, 5 * time.Minute
 )
 
-// A breaker has routes leave an extension alone whose backend failed several times in a row (it is open),
-// except for one create at a time, its trial. Creates of profiles without a route go there as ever, and count.
+// A breaker makes routes skip an extension whose backend failed several times in a row; it is then open. One create at a time
+// may still try the extension, its trial. Creates of profiles without a route use the extension as ever, and their results
+// count.
 //
-// mu guards the rest. Nothing is called under it.
+// mu guards the rest. Nothing is called while it is held.
 type breaker struct {
 	mu     sync.Mutex
 	faults int           // in a row
@@ -52,7 +53,7 @@ func (b *breaker) next(now time.Time) time.Time {
 	return time.Time{}
 }
 
-// begin is retryAt for a create that goes there if it may. Its trial, if it becomes one, must be ended.
+// begin is retryAt for a create that uses the extension if it may. If the create becomes its trial, the trial must be ended.
 func (b *breaker) begin(now time.Time) (t *trial, retryAt time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -63,7 +64,7 @@ func (b *breaker) begin(now time.Time) (t *trial, retryAt time.Time) {
 	return t, retryAt
 }
 
-// end ends a trial, also one that found nothing out; t may be nil.
+// end ends a trial, also one without a result; t may be nil.
 func (b *breaker) end(t *trial) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -72,8 +73,8 @@ func (b *breaker) end(t *trial) {
 	}
 }
 
-// fault notes a fault of the backend in the create that t is the trial of, if it is one. It returns until
-// when the extension is left alone because of it; zero if nothing changed.
+// fault notes a fault of the backend in a create; t is its trial, or nil. It returns the time until which routes skip the
+// extension because of it; zero if nothing changed.
 func (b *breaker) fault(t *trial, now time.Time) (until time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -92,7 +93,7 @@ func (b *breaker) fault(t *trial, now time.Time) (until time.Time) {
 	return b.until
 }
 
-// success notes that the backend made a sandbox, and reports whether it had been left alone.
+// success notes that the backend made a sandbox, and reports whether routes skipped it before.
 func (b *breaker) success() (closed bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -101,7 +102,7 @@ func (b *breaker) success() (closed bool) {
 	return closed
 }
 
-// isFault reports whether err is on the side of the backend of e, and not of the request for sb.
+// isFault reports whether err is a fault of the backend of e, and not of the request for sb.
 func (e *extension) isFault(sb *sandboxer.Sandbox, err error) bool {
 	switch sandboxer.KindOf(err) {
 	case sandboxer.Unavailable, sandboxer.Timeout, sandboxer.Internal:
@@ -114,8 +115,8 @@ func (e *extension) isFault(sb *sandboxer.Sandbox, err error) bool {
 	return !chosen && sandboxer.Discreet(err) == err // a public text is for answers of addresses that callers choose
 }
 
-// heard notes for the breaker of e how a step of making sb ended: with err, or, if that is nil, with a
-// sandbox that is ready.
+// heard notes the result of a step of making sb for the breaker of e: the failure err, or, if err is nil, a sandbox that is
+// ready.
 func (e *extension) heard(ctx context.Context, t *trial, sb *sandboxer.Sandbox, err error) {
 	text := ""
 	switch {
@@ -123,11 +124,11 @@ func (e *extension) heard(ctx context.Context, t *trial, sb *sandboxer.Sandbox, 
 		return
 	case err == nil:
 		if e.breaker.success() {
-			text = fmt.Sprintf("extension %s works again: routes go there", e.Info.ID)
+			text = fmt.Sprintf("extension %s works again: routes use it", e.Info.ID)
 		}
 	case e.isFault(sb, err):
 		if until := e.breaker.fault(t, time.Now()); !until.IsZero() {
-			text = fmt.Sprintf("extension %s failed several times in a row: routes leave it alone until %s", e.Info.ID, until.UTC().Format(time.RFC3339))
+			text = fmt.Sprintf("extension %s failed several times in a row: routes skip it until %s", e.Info.ID, until.UTC().Format(time.RFC3339))
 		}
 	}
 	if text == "" {

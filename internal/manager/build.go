@@ -12,7 +12,7 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/lifecycle"
 )
 
-// resume builds a sandbox that no job works on any more, if it still needs that.
+// resume builds a sandbox on which no job works any more, if it still needs that.
 func (m *Manager) resume(ctx context.Context, j *job, id string, generation int) (*sandboxer.Sandbox, error) {
 	sb, err := m.store.SandboxGeneration(ctx, id, generation)
 	switch {
@@ -32,9 +32,8 @@ func (m *Manager) resume(ctx context.Context, j *job, id string, generation int)
 	return m.withLastUse(sb), nil
 }
 
-// build brings a sandbox that is in the database to running, or into its pool. It does the
-// same for a new record and for one that another process left half made: Provision is
-// idempotent in the generation, so that a lost answer is simply asked for again.
+// build brings a sandbox that is in the database to running, or into its pool. It treats a new record in the same way as one
+// that another process left half made: Provision is idempotent in the generation, so a lost answer is simply requested again.
 func (wk work) build(ctx context.Context) (*sandboxer.Sandbox, error) {
 	var reach sandboxer.Reachability
 	for failed := map[string]error{}; ; {
@@ -170,8 +169,8 @@ func (bx box) specFor(ctx context.Context) (sandboxer.Spec, error) {
 	return spec, nil
 }
 
-// provision makes the object of sb and stores its handle. If a host cannot take it now, it tries
-// another (tryOtherHost).
+// provision makes the object of sb and stores its handle. If a host cannot take the sandbox now, it tries another one
+// (tryOtherHost).
 func (wk backed) provision(ctx context.Context) error {
 	e := wk.m.extension(wk.sb.Extension)
 	select {
@@ -220,7 +219,7 @@ func (wk backed) provision(ctx context.Context) error {
 			return err
 		}
 	}
-	// The handle is worth keeping even if a destroy has come in between.
+	// The handle is stored even if a destroy came in between.
 	keep := context.WithoutCancel(ctx)
 	return wk.m.step(pHandle, func() error {
 		return wk.update(keep, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) error {
@@ -241,9 +240,8 @@ func (wk backed) provision(ctx context.Context) error {
 	})
 }
 
-// failCreate ends a create that failed: its objects are torn down, its hold is released,
-// and the caller gets the reason. If the create was stopped from outside it does
-// nothing: a destroy then does all that, or the next start continues the create.
+// failCreate ends a create that failed: it tears down the objects, releases the hold and returns the reason for the caller. If
+// the create was stopped from outside, it does nothing: a destroy then does all that, or the next start continues the create.
 func (wk work) failCreate(ctx context.Context, cause error) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -264,7 +262,7 @@ func (wk work) failCreate(ctx context.Context, cause error) error {
 	return wk.endFailed(ctx, ending{reason: sandboxer.ReasonFailed, message: answer.Msg, fault: kind, hint: answer.Hint}, answer)
 }
 
-// kindForCaller is the kind of cause for the caller that asked for the sandbox.
+// kindForCaller is the kind of the error that the caller of the create gets for cause.
 func kindForCaller(cause error) sandboxer.Kind {
 	switch kind := sandboxer.KindOf(cause); kind {
 	case sandboxer.NotFound: // the object, not what the caller named
@@ -276,17 +274,15 @@ func kindForCaller(cause error) sandboxer.Kind {
 	}
 }
 
-// wrapError is an error that says what failed, and cause as the reason, with its hint and when
-// to come back.
+// wrapError is an error that says what failed, and has the message, the hint and the retry time of cause.
 func wrapError(kind sandboxer.Kind, cause error, format string, args ...any) *sandboxer.Error {
 	e := sandboxer.E(kind, cause, "%s: %s", fmt.Sprintf(format, args...), sandboxer.Message(cause))
 	e.Hint, e.RetryAfter = sandboxer.HintOf(cause), sandboxer.RetryAfterOf(cause)
 	return e
 }
 
-// endFailed ends sb after a failure, in the job that tried it, and returns answer, which describes the
-// failure; or the error that stopped the job, if a destroy was faster. The sweep continues a teardown
-// that cannot be finished now.
+// endFailed ends sb after a failure, in the job that failed, and returns answer, which describes the failure. If a destroy was
+// faster, it returns the error that stopped the job. The sweep continues a teardown that cannot be finished now.
 func (wk work) endFailed(ctx context.Context, why ending, answer error) error {
 	if !wk.j.becomeTeardown() {
 		return context.Cause(ctx)

@@ -13,22 +13,22 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/lifecycle"
 )
 
-// leaveWithin bounds the teardown with which a create leaves a candidate.
+// leaveWithin bounds the teardown at a candidate that a create leaves for the next one.
 const leaveWithin = 10 * time.Second
 
-// bursts reports whether c goes on to the next candidate of its profile where one has no room or cannot be reached.
+// bursts reports whether c may use the next candidate of its profile if one has no room or cannot be reached.
 func (c *creation) bursts() bool {
 	return c.isRouted() && c.Routing.Profile.Route.Policy == sandboxer.RouteBurst
 }
 
-// isLeft reports whether a candidate is left because of err.
+// isLeft reports whether a create leaves a candidate after the error err.
 func isLeft(err error) bool {
 	return isKind(err, sandboxer.Exhausted) || isKind(err, sandboxer.Unavailable)
 }
 
-// goOn commits that sb, which its extension could not make because of err, is made by the next candidate of its profile. It
-// returns why the create fails if there is none. failed collects the extensions that could not make it, and why. Only the
-// request knows the candidates, so a create that is continued after a restart stays where it is.
+// goOn commits that the next candidate of the profile makes sb, after its extension could not because of err. If there is no
+// other candidate, it returns the error of the create. failed collects the extensions that could not make sb, with their
+// reasons. Only the request knows the candidates, so a create that is continued after a restart stays where it is.
 func (wk work) goOn(ctx context.Context, failed map[string]error, err error) error {
 	c := wk.j.request
 	var source *sourceError
@@ -62,13 +62,14 @@ func (wk work) goOn(ctx context.Context, failed map[string]error, err error) err
 	leaving, cancel := context.WithTimeout(ctx, leaveWithin)
 	defer cancel()
 	if err := wk.payDebt(leaving, *debt, false); err != nil && leaving.Err() == nil {
-		wk.m.log.WarnContext(ctx, "parts may remain where it was not made", "sandbox", wk.sb.ID, "extension", debt.Extension, "err", err)
+		wk.m.log.WarnContext(ctx, "parts may remain on the extension that did not make it", "sandbox", wk.sb.ID, "extension", debt.Extension, "err", err)
 	}
 	return nil
 }
 
-// debt is what may exist of sb where it could not be made; nil if no call to make it was sent. The teardown that follows proves,
-// if it succeeds, that nothing is left. It is committed before, because its answer may be lost, too.
+// debt describes the object of sb that may exist on the extension that failed; nil if no request to make it was sent. The
+// teardown that follows proves that nothing is left, if it succeeds. The debt is committed before that teardown, because its
+// answer may be lost, too.
 func (wk work) debt() *sandboxer.Debt {
 	if wk.j.untried || wk.sb.Untouched {
 		return nil
@@ -77,8 +78,8 @@ func (wk work) debt() *sandboxer.Debt {
 	return &sandboxer.Debt{Extension: wk.sb.Extension, Handle: handleOf(wk.sb), Reason: sandboxer.ReasonReplaced, Since: at, RetryAt: at.Add(leaveWithin)}
 }
 
-// takeOver commits that c makes the sandbox of wk, as the next generation, and what may exist of it elsewhere. elsewhere says
-// that another candidate may have the room that this one has not.
+// takeOver commits that c makes the sandbox of wk, as the next generation, together with the debt. elsewhere says that another
+// candidate may have the room that this one lacks.
 func (c *creation) takeOver(ctx context.Context, wk work, route []sandboxer.RouteChoice, debt *sandboxer.Debt) (elsewhere bool, _ error) {
 	next, elsewhere, err := c.priced(ctx, wk.sb.Generation)
 	if err != nil {
@@ -100,7 +101,7 @@ func (c *creation) takeOver(ctx context.Context, wk work, route []sandboxer.Rout
 		w.Events = append(w.Events, events.Of(ctx, sb, sandboxer.EventStep, routeText(sb)))
 		if debt != nil {
 			sb.Debts = append(slices.Clip(sb.Debts), *debt)
-			w.Events = append(w.Events, debtEvent(ctx, sb, "what may exist of it on "+debt.Extension+" is removed"))
+			w.Events = append(w.Events, debtEvent(ctx, sb, "parts of it that may exist on "+debt.Extension+" are being removed"))
 		}
 		return nil
 	}
@@ -116,7 +117,7 @@ func (c *creation) takeOver(ctx context.Context, wk work, route []sandboxer.Rout
 	return false, nil
 }
 
-// requote replaces the price of sb: what is on hold becomes the amount of the quote q.
+// requote replaces the price of sb: the amount on hold becomes that of the quote q.
 func requote(ctx context.Context, sb *sandboxer.Sandbox, w *sandboxer.Writes, q sandboxer.MeterQuote) {
 	switch more := q.Amount - sb.Quote.Amount; {
 	case more > 0:
@@ -134,15 +135,15 @@ func debtEvent(ctx context.Context, sb *sandboxer.Sandbox, text string) sandboxe
 	return ev
 }
 
-// owes reports whether the object is a debt of sb.
+// owes reports whether the object is one of the debts of sb.
 func owes(sb *sandboxer.Sandbox, s objectKey) bool {
 	return slices.ContainsFunc(sb.Debts, func(d sandboxer.Debt) bool {
 		return d.Extension == s.extension && (s.generation == 0 || s.generation == d.Handle.Generation)
 	})
 }
 
-// payDebts tears down the debts of sb that are due at that time, as one of the works of the sweep; all of them, as part of the
-// present work, if it is zero.
+// payDebts tears down the debts of sb that are due at that time, in the slots of the sweep. If the time is zero it tears down
+// all of them, as part of the present work.
 func (bx box) payDebts(ctx context.Context, due time.Time) error {
 	var errs []error
 	for _, d := range bx.sb.Debts {
@@ -153,8 +154,8 @@ func (bx box) payDebts(ctx context.Context, due time.Time) error {
 	return errors.Join(errs...)
 }
 
-// payDebt tears down one debt of sb, and commits that it is gone, or when that is tried again. With slot it waits for one of the
-// extension; work that has the slot of another extension must not.
+// payDebt tears down one debt of sb and commits that it is gone, or the time of the next try. With slot it waits for a slot of
+// the extension; work that holds a slot of another extension must not.
 func (bx box) payDebt(ctx context.Context, d sandboxer.Debt, slot bool) error {
 	if slot {
 		release, err := bx.m.slot(ctx, d.Extension)
@@ -191,7 +192,7 @@ func (bx box) payDebt(ctx context.Context, d sandboxer.Debt, slot bool) error {
 			o.Retries, o.LastError = o.Retries+1, sandboxer.Message(err)
 			o.RetryAt = now().Add(lifecycle.Backoff(o.Retries, rand.Float64()))
 			if o.Retries <= 3 || o.Retries%20 == 0 {
-				w.Events = append(w.Events, debtEvent(ctx, sb, "what may exist on "+d.Extension+" is not removed yet: "+o.LastError))
+				w.Events = append(w.Events, debtEvent(ctx, sb, "parts of it on "+d.Extension+" are not removed yet: "+o.LastError))
 			}
 			return nil
 		})
@@ -200,7 +201,7 @@ func (bx box) payDebt(ctx context.Context, d sandboxer.Debt, slot bool) error {
 		return nil
 	}
 	if err != nil && uerr == nil {
-		return sandboxer.E(sandboxer.Unavailable, err, "what may exist of it on %s is not removed yet: %s", d.Extension, sandboxer.Message(err))
+		return sandboxer.E(sandboxer.Unavailable, err, "parts of it on %s are not removed yet: %s", d.Extension, sandboxer.Message(err))
 	}
 	return uerr
 }

@@ -109,7 +109,7 @@ func TestBurst(t *testing.T) {
 					t.Fatalf("debts %+v", sb.Debts)
 				}
 				said := messages(t, r, sb.ID)
-				if !strings.Contains(said, "it goes to ext.other, and not to ext.fake: "+c.why) || strings.Contains(said, "[replaced]") == (c.name == "nothing sent") {
+				if !strings.Contains(said, "routed to ext.other, not to ext.fake: "+c.why) || strings.Contains(said, "[replaced]") == (c.name == "nothing sent") {
 					t.Errorf("events: %s", said)
 				}
 				r.sound(len(r.world.Live()))

@@ -10,19 +10,19 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/access"
 )
 
-// A Cache is what an extension keeps between sandboxes.
+// A Cache is data that an extension keeps between sandboxes.
 type Cache struct {
 	Extension string
 	sandboxer.Cache
 }
 
-// Caches lists what extensions keep between sandboxes, on one host or, with "", everywhere.
-// If some cannot be asked, an error is returned with those that were found. It needs the admin scope.
+// Caches lists the caches of extensions, on one host or, with "", on all. If some did not answer, it returns an error together
+// with the caches that were found. It needs the admin scope.
 func (m *Manager) Caches(ctx context.Context, host string) ([]Cache, error) {
 	return m.caches(ctx, host, func(e *extension) ([]sandboxer.Cache, error) { return e.Backend.Caches(ctx, host) })
 }
 
-// PruneCaches removes what Caches lists, and returns what was removed.
+// PruneCaches removes the caches that Caches lists, and returns those that were removed.
 func (m *Manager) PruneCaches(ctx context.Context, host string) ([]Cache, error) {
 	return m.caches(ctx, host, func(e *extension) ([]sandboxer.Cache, error) { return e.Backend.PruneCaches(ctx, host) })
 }

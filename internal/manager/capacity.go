@@ -8,12 +8,12 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// capacityFor is for how long an answer about room counts, and how long a create waits for another one.
+// capacityFor is how long an answer about room is used, and how long a create waits for a new one.
 const capacityFor = time.Second
 
-// A capacity is what the backend of an extension last said about its room.
+// A capacity is the last answer of the backend of an extension about its room.
 //
-// mu guards it. Nothing is called under it.
+// mu guards it. Nothing is called while it is held.
 type capacity struct {
 	mu     sync.Mutex
 	free   int // -1 if unknown
@@ -22,8 +22,8 @@ type capacity struct {
 	asking chan struct{} // closed when it says so again; nil: it is not asked
 }
 
-// room is the number of sandboxes that the backend of e takes now, -1 if that is unknown, or its error. The
-// backend is asked in the background, for all creates at once, where its last answer is older than a second.
+// room is the number of sandboxes for which the backend of e has room now, -1 if that is unknown, or the error of the backend.
+// If its last answer is older than a second, the backend is asked in the background, once for all creates.
 func (e *extension) room(ctx context.Context) (free int, err error) {
 	if e.Backend == nil || !e.Backend.Can(sandboxer.CanCapacity) {
 		return -1, nil
@@ -74,8 +74,8 @@ func (c *capacity) answer(free int, err error) {
 	c.asking = nil
 }
 
-// noRoom says why the extension of a request of a routed profile can take no sandbox now: full if it has no
-// room, err if it cannot say.
+// noRoom returns why the extension of a request of a routed profile can take no sandbox now: full if it has no room, err if it
+// cannot say.
 func (c *creation) noRoom(ctx context.Context) (full, err error) {
 	if !c.isRouted() {
 		return nil, nil

@@ -5,11 +5,10 @@ import (
 	"time"
 )
 
-// A graceClock notices that the wall clock was set, by comparing it with the time that passed.
-// For one grace period after that nothing is ended or removed by the clock, so that a wrong
-// clock that is corrected ends no sandbox.
+// A graceClock notices that the wall clock was set, by comparing it with the elapsed time. For one grace period after that, the
+// sweep ends and removes nothing because of a time, so that the correction of a wrong clock ends no sandbox.
 //
-// mu guards the readings. Nothing is called under it.
+// mu guards the readings. Nothing is called while it is held.
 type graceClock struct {
 	grace time.Duration
 	start time.Time // with a monotonic reading

@@ -16,18 +16,14 @@ import (
 // keepKeys is how long an idempotency key is remembered.
 const keepKeys = 24 * time.Hour
 
-// Create makes a sandbox and returns it running (req.NoWaiting: as soon as it is in
-// the database). It is safe to repeat: the same req.Key gives the same sandbox or the
-// same failure for a day, also after a crash of the broker. After a failure that may pass
-// and left nothing behind, it tries again. An ID that the caller
-// chose, or a thread, gives the sandbox that is live under it, once the one being
-// destroyed is gone: then Found is set, and a TTL in req moves its expiry to no
-// earlier than that from now, as Extend would. If the caller leaves, the work
-// goes on.
+// Create makes a sandbox and returns it running (with req.NoWaiting: as soon as it is in the database). It is safe to repeat:
+// the same req.Key gives the same sandbox or the same failure for a day, also after a crash of the broker. After a failure that
+// may pass and left nothing behind, it tries again. If the caller chose an ID or a thread, Create returns the sandbox that
+// lives under it, and sets Found; a sandbox that is being destroyed ends first. A TTL in req then moves the expiry, as Extend
+// would, but never to an earlier time. If the caller leaves, the work continues.
 //
-// Kinds: Invalid, Denied and Unsupported before anything exists; Conflict when the
-// key, the ID or the name belongs to something else; NoCredit; and the backend's
-// kind when it failed, after everything it made was removed.
+// Kinds: Invalid, Denied and Unsupported before anything exists; Conflict when the key, the ID or the name belongs to something
+// else; NoCredit; and the backend's kind when it failed, after everything it made was removed.
 func (m *Manager) Create(ctx context.Context, req sandboxer.CreateRequest) (*sandboxer.Sandbox, error) {
 	p, err := access.May(ctx, sandboxer.ScopeWrite)
 	if err != nil {
@@ -40,8 +36,8 @@ func (m *Manager) Create(ctx context.Context, req sandboxer.CreateRequest) (*san
 	return o.underKey(ctx, true, o.claimOrCreate)
 }
 
-// underKey answers with the sandbox that was made under c's key, or else has make create one. With free,
-// make also runs where the attempt under the key failed in a way that may pass.
+// underKey answers with the sandbox that was made under c's key, or calls make to create one. With free, make also runs if the
+// attempt under the key failed in a way that may pass.
 func (c *creation) underKey(ctx context.Context, free bool, make func(context.Context) (*sandboxer.Sandbox, error)) (*sandboxer.Sandbox, error) {
 	if c.Key == "" {
 		return make(ctx)
@@ -69,7 +65,7 @@ func (c *creation) underKey(ctx context.Context, free bool, make func(context.Co
 	return nil, conflict
 }
 
-// Plan checks req as Create does and says what it would make. Nothing is created.
+// Plan checks req as Create does and describes the sandbox that Create would make. Nothing is created.
 func (m *Manager) Plan(ctx context.Context, req sandboxer.CreateRequest) (Plan, error) {
 	p, err := access.May(ctx, sandboxer.ScopeWrite)
 	if err != nil {
@@ -111,7 +107,7 @@ func (m *Manager) Plan(ctx context.Context, req sandboxer.CreateRequest) (Plan, 
 	return plan, nil
 }
 
-// otherwise lists what a backend with this isolation does differently from the spec.
+// otherwise lists the differences between the spec and what a backend with this isolation really does.
 func otherwise(by []sandboxer.Isolation, s sandboxer.Spec) []string {
 	written := slices.ContainsFunc(s.Mounts, func(m sandboxer.Mount) bool { return !m.ReadOnly })
 	if written && slices.Equal(by, []sandboxer.Isolation{sandboxer.IsolationGVisor}) {
@@ -120,8 +116,8 @@ func otherwise(by []sandboxer.Isolation, s sandboxer.Spec) []string {
 	return nil
 }
 
-// freeKey frees c's key where the create under it made nothing and failed with a kind that may
-// pass: the same request then tries again. A key whose sandbox is still being removed stays.
+// freeKey frees c's key if the create under it made nothing and failed with a kind that may pass, so that the same request can
+// try again. The key stays while its sandbox is still being removed.
 func (c *creation) freeKey(ctx context.Context) error {
 	k, err := c.m.store.IdempotencyKey(ctx, c.Tenant, c.Key)
 	if isKind(err, sandboxer.NotFound) || err == nil && !c.m.digestMatches(k.Digest, c.Digest) {
@@ -142,8 +138,7 @@ func mayPass(kind sandboxer.Kind) bool {
 	return kind == sandboxer.Unavailable || kind == sandboxer.Timeout || kind == sandboxer.Exhausted
 }
 
-// replay answers with the sandbox that was made under c's key, or with nothing when the key is
-// new.
+// replay answers with the sandbox that was made under c's key; with nothing if the key is new.
 func (c *creation) replay(ctx context.Context) (*sandboxer.Sandbox, error) {
 	k, err := c.m.store.IdempotencyKey(ctx, c.Tenant, c.Key)
 	switch {
@@ -191,7 +186,7 @@ func (c *creation) replay(ctx context.Context) (*sandboxer.Sandbox, error) {
 	return c.m.withLastUse(sb), nil
 }
 
-// shownOf is the ID by which the tenant of k knows the sandbox that was made under it.
+// shownOf is the ID that the tenant of k uses for the sandbox that was made under it.
 func (m *Manager) shownOf(ctx context.Context, k sandboxer.IdempotencyKey) string {
 	if sb, err := m.store.SandboxGeneration(ctx, k.SandboxID, k.Generation); err == nil {
 		return sb.Shown()
@@ -199,7 +194,7 @@ func (m *Manager) shownOf(ctx context.Context, k sandboxer.IdempotencyKey) strin
 	return k.SandboxID
 }
 
-// failure repeats the error with which sb could not be made, or nil.
+// failure returns the error with which the creation of sb failed, or nil.
 func failure(sb *sandboxer.Sandbox) error {
 	switch {
 	case sb.Fault != "":
@@ -216,18 +211,18 @@ func failure(sb *sandboxer.Sandbox) error {
 	return nil
 }
 
-// A creation is a request that is being answered.
+// A creation is the work on one request to create or restore a sandbox.
 type creation struct {
 	m *Manager
 	spec.Resolved
 	ext     *extension
-	asked   *said           // what its backend said, once it was asked
-	trial   *trial          // not nil: it finds out whether its backend works again
-	cold    string          // why it is not answered from the pool of its profile; empty without one
+	asked   *said           // the answer of its backend; nil before it was asked
+	trial   *trial          // not nil: this create tries whether its backend works again
+	cold    string          // why no sandbox of the profile's pool is used; empty without a pool
 	leaving <-chan struct{} // closed when its caller does not wait for room any more; nil: its job knows (job.abandoned)
 }
 
-// creation begins to answer r; nil has nothing to answer.
+// creation begins the work on r; nil if r is nil.
 func (m *Manager) creation(r *spec.Resolved) *creation {
 	if r == nil {
 		return nil

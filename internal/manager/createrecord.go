@@ -47,8 +47,7 @@ func (c *creation) createOrShare(ctx context.Context) (*sandboxer.Sandbox, error
 	}
 }
 
-// latest returns the newest sandbox that c's tenant has, or had, under the ID that c chose; nil if
-// there never was one.
+// latest returns the newest sandbox that c's tenant has, or had, under the ID that c chose; nil if there never was one.
 func (c *creation) latest(ctx context.Context) (*sandboxer.Sandbox, error) {
 	last, err := c.m.store.SandboxShown(ctx, c.Tenant, c.Shown)
 	switch {
@@ -60,10 +59,9 @@ func (c *creation) latest(ctx context.Context) (*sandboxer.Sandbox, error) {
 	return last, err
 }
 
-// settleID returns the ID for the record and the objects of a sandbox whose ID c chose: that of
-// the last one, which may date from before IDs were per tenant, or ObjectID's. The latter
-// may be another's where it is what the caller chose: a random one, or an older one of another
-// tenant. Then the ID is derived, so that no caller learns of the other's.
+// settleID returns the ID for the record and the objects of a sandbox whose ID c chose. It is the ID of the last such sandbox,
+// which may date from before IDs were per tenant, or else that of ObjectID. If another tenant uses the ID of ObjectID, a
+// derived ID is returned instead, so that no caller learns of the other tenant's sandbox.
 func (c *creation) settleID(ctx context.Context, last *sandboxer.Sandbox) (string, error) {
 	if last != nil {
 		return last.ID, nil
@@ -79,9 +77,8 @@ func (c *creation) settleID(ctx context.Context, last *sandboxer.Sandbox) (strin
 	return id, err
 }
 
-// isForeignID reports whether id is, or was, in use by something that is not the tenant's: a
-// record, one that is about to be written, or an entry of the ledger. An object that the database does not
-// know may be the tenant's own: create refuses its ID.
+// isForeignID reports whether id is, or was, used by something that is not the tenant's: a record, one that is about to be
+// written, or an entry of the ledger. An object that the database does not know may be the tenant's own; create refuses its ID.
 func (m *Manager) isForeignID(ctx context.Context, id, tenant string) (bool, error) {
 	m.mu.Lock()
 	j := m.jobs[id]
@@ -103,8 +100,8 @@ func (m *Manager) isForeignID(ctx context.Context, id, tenant string) (bool, err
 	return false, err
 }
 
-// idUnavailable is all that a caller learns about an ID that is unavailable for a reason that does
-// not concern its tenant.
+// idUnavailable is the error for an ID that is unavailable for a reason that does not concern the caller's tenant. It reveals
+// nothing else.
 func idUnavailable(id string) error {
 	return sandboxer.E(sandboxer.Conflict, nil, "the sandbox ID %s is not available", id).
 		WithHint("choose another ID or thread")
@@ -115,14 +112,14 @@ func idTaken(id string) error {
 		WithHint("use the profile, the inputs and the settings that it was made with, or choose another ID")
 }
 
-// idOfAnother refuses a thread the ID that another has: an ID is one thread's for good.
+// idOfAnother refuses the ID of another thread: an ID belongs to one thread for ever.
 func idOfAnother(id string) error {
 	return sandboxer.E(sandboxer.Conflict, nil, "the sandbox ID %s belongs to another thread", id).
 		WithHint("choose another ID or thread")
 }
 
-// startCreate starts the job that makes c's sandbox, or joins the one that does, and
-// waits for as much of it as the caller asked for.
+// startCreate starts the job that makes c's sandbox, or joins the one that does, and waits until the state for which the caller
+// asked.
 func (c *creation) startCreate(ctx context.Context) (*sandboxer.Sandbox, error) {
 	j, mine, err := c.m.begin(ctx, c.ID, 0, true, c)
 	switch {
@@ -146,7 +143,7 @@ func (c *creation) startCreate(ctx context.Context) (*sandboxer.Sandbox, error) 
 	return c.await(ctx, j, mine)
 }
 
-// await waits for as much of j, which makes c's sandbox, as the caller asked for.
+// await waits until j, which makes c's sandbox, reaches the state for which the caller asked.
 func (c *creation) await(ctx context.Context, j *job, mine bool) (*sandboxer.Sandbox, error) {
 	if c.NoWaiting {
 		if err := j.waitFor(ctx, j.published); err != nil {
@@ -168,8 +165,8 @@ func (c *creation) await(ctx context.Context, j *job, mine bool) (*sandboxer.San
 	return &sb, c.joinExisting(ctx, j, mine, &sb)
 }
 
-// joinExisting has c's caller share a sandbox that another request made: it lives as
-// long as c asks for, and answers to c's idempotency key.
+// joinExisting lets c's caller share a sandbox that another request made: it lives at least as long as c asks, and c's
+// idempotency key then names it.
 func (c *creation) joinExisting(ctx context.Context, j *job, mine bool, sb *sandboxer.Sandbox) error {
 	if mine && j.recorded {
 		return nil
@@ -213,7 +210,7 @@ func (c *creation) joinExisting(ctx context.Context, j *job, mine bool, sb *sand
 	return err
 }
 
-// create is the job behind Create: it writes the record of the sandbox, and builds it.
+// create is the job of Create: it writes the record of the sandbox, and builds it.
 func (c *creation) create(ctx context.Context, j *job) (*sandboxer.Sandbox, error) {
 	generation, thread := 1, c.Thread
 	if c.Shown != "" {
@@ -273,8 +270,8 @@ func (c *creation) create(ctx context.Context, j *job) (*sandboxer.Sandbox, erro
 	}
 }
 
-// write writes the record of c, whose candidate is chosen. elsewhere says that another candidate may have the place that
-// this one has not.
+// write writes the record of c, whose candidate is chosen. elsewhere says that another candidate may have the room that this
+// one lacks.
 func (c *creation) write(ctx context.Context, j *job, generation int, thread sandboxer.Thread, route []sandboxer.RouteChoice) (_ *sandboxer.Sandbox, elsewhere bool, _ error) {
 	sb, elsewhere, err := c.priced(ctx, generation)
 	if err != nil {
@@ -328,8 +325,8 @@ func (c *creation) write(ctx context.Context, j *job, generation int, thread san
 	return sb, false, nil
 }
 
-// priced is the record of c with its price and its place. elsewhere says that there is no place here, and may be one
-// on another candidate.
+// priced is the record of c with its price and its host. elsewhere says that this candidate has no host for it, and another
+// candidate may have one.
 func (c *creation) priced(ctx context.Context, generation int) (_ *sandboxer.Sandbox, elsewhere bool, _ error) {
 	sb := c.record(generation)
 	if err := c.price(ctx, sb); err != nil {
@@ -369,8 +366,8 @@ func (c *creation) price(ctx context.Context, sb *sandboxer.Sandbox) error {
 	return nil
 }
 
-// boundDisk gives sb the disk limit that its backend would apply anyway, where a quota
-// counts it. A sandbox without a limit cannot be counted, and is refused.
+// boundDisk sets in sb the disk limit that its backend would apply anyway, if a quota counts it. A sandbox without a limit
+// cannot be counted, and is refused.
 func (c *creation) boundDisk(sb *sandboxer.Sandbox) error {
 	if _, counted := c.m.Quota(sb.Tenant, sandboxer.QuotaDisk); !counted || sb.Spec.Limits.DiskBytes > 0 {
 		return nil
@@ -385,9 +382,8 @@ func (c *creation) boundDisk(sb *sandboxer.Sandbox) error {
 	return nil
 }
 
-// unusedGeneration returns the first generation of id that the ledger does not know. Ledger entries
-// outlive the records, and their keys must not be used again. With a tenant, an entry of another
-// tenant ends the search.
+// unusedGeneration returns the first generation of id that the ledger does not know. Ledger entries outlive the records, and
+// their keys must not be used again. With a tenant, the search fails at an entry of another tenant.
 func (m *Manager) unusedGeneration(ctx context.Context, id, tenant string) (int, error) {
 	generation, foreign := 1, false
 	err := m.entries(ctx, sandboxer.EntryQuery{SandboxID: id}, func(e sandboxer.Entry) {
@@ -416,7 +412,7 @@ func (c *creation) checkBackend(ctx context.Context, sb *sandboxer.Sandbox) (*ba
 	return c.ext.Backend.Check(ctx, spec)
 }
 
-// explainCreateError says why a record could not be made in words of the request.
+// explainCreateError returns the error for a record that could not be written, in the terms of the request.
 func (c *creation) explainCreateError(ctx context.Context, sb *sandboxer.Sandbox, err error) error {
 	switch {
 	case cannotPay(err):
@@ -436,8 +432,8 @@ func (c *creation) explainCreateError(ctx context.Context, sb *sandboxer.Sandbox
 	return err
 }
 
-// quote prices sb: by its backend, or by the profile where the backend knows none. The price is known
-// unless neither names one for an extension that a provider charges for.
+// quote sets the price of sb: that of its backend, or that of the profile if the backend knows none. The price is unknown only
+// if neither names one and a provider charges for the extension.
 func (c *creation) quote(ctx context.Context, sb *sandboxer.Sandbox) (_ sandboxer.MeterQuote, known bool, _ error) {
 	known = true
 	var q *sandboxer.MeterQuote
@@ -468,7 +464,7 @@ func (c *creation) quote(ctx context.Context, sb *sandboxer.Sandbox) (_ sandboxe
 	return *q, known, nil
 }
 
-// errLookAgain says that the ID changed hands between a look and a job.
+// errLookAgain says that the ID changed hands between a reading of the record and the start of a job.
 var errLookAgain = errors.New("look again")
 
 // ofSpending are the resources that a hold takes, ofSandboxes those that a new sandbox takes.

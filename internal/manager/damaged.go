@@ -7,10 +7,9 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// A recordKind describes a kind of record to the code that handles unreadable ones. A
-// damaged record is listed with what is left of it. The sweep leaves it and its object
-// alone, since what the sweep would need to know was in the record. The audit names
-// it, and it is repaired as far as is needed to remove both.
+// A recordKind describes a kind of record to the code that handles unreadable ones. A damaged record is listed with the fields
+// that can still be read. The sweep leaves the record and its object alone, because it lacks the data to decide. The audit
+// names the record. To remove both, the record is repaired as far as necessary.
 type recordKind[T any] struct {
 	recordWords
 	key     func(*T) generationKey
@@ -19,8 +18,8 @@ type recordKind[T any] struct {
 	log     func(*T) []any   // attributes that name it
 	violate func(*T) Violation
 
-	// repair makes of what is left, in r, a record by which the object can be ended.
-	// cause is the error about the damage.
+	// repair turns the readable part, in r, into a record by which the object can be ended. cause is the error about the
+	// damage.
 	repair func(ctx context.Context, m *Manager, r *T, cause error) error
 }
 
@@ -93,8 +92,7 @@ func (k *recordKind[T]) repaired(ctx context.Context, m *Manager, r *T, cause er
 	return &repaired, nil
 }
 
-// repairSandbox writes nothing yet. The cost of the sandbox is not known any more, so its
-// whole hold will be released.
+// repairSandbox writes nothing yet. The cost of the sandbox is no longer known, so its whole hold will be released.
 func repairSandbox(ctx context.Context, m *Manager, sb *sandboxer.Sandbox, _ error) error {
 	sb.Spec = sandboxer.Spec{ID: sb.ID, Generation: sb.Generation, Owner: m.opts.Owner}
 	sb.Message = "its record was damaged; nothing was charged for it"
@@ -142,9 +140,8 @@ func repairSnapshot(ctx context.Context, m *Manager, rec *sandboxer.SnapshotReco
 	return m.step(pDropping, func() error { return m.putSnapshot(ctx, rec, "") })
 }
 
-// droppable returns the record by which the snapshot of rec, which is damaged, is dropped.
-// It is not known any more in which forms it was saved, or by which extension: all of them
-// will be asked to drop it.
+// droppable returns the record by which the snapshot of rec, which is damaged, is dropped. Its forms and its extension are no
+// longer known, so all extensions will be asked to drop it.
 func droppable(rec *sandboxer.SnapshotRecord) *sandboxer.SnapshotRecord {
 	repaired := *rec
 	repaired.Damaged = ""

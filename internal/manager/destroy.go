@@ -12,11 +12,10 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/lifecycle"
 )
 
-// Destroy ends a sandbox in any state and returns it terminated. A
-// sandbox that is gone already is success. If the backend cannot do it now, the
-// error is Unavailable, the record comes with it, terminating, and the sweep goes on
-// until it is done: the tenant pays only until this call. A sandbox whose record is
-// damaged can be destroyed too; nothing is charged for it.
+// Destroy ends a sandbox in any state and returns it terminated. A sandbox that is gone already is success. If the backend
+// cannot remove it now, the error is Unavailable, the returned record is terminating, and the sweep continues until it is
+// removed; the tenant pays only until this call. A sandbox whose record is damaged can be destroyed too; nothing is charged for
+// it.
 func (m *Manager) Destroy(ctx context.Context, ref string) (*sandboxer.Sandbox, error) {
 	sb, err := m.find(ctx, sandboxer.ScopeWrite, ref)
 	why := ending{reason: sandboxer.ReasonRequested}
@@ -55,7 +54,7 @@ func (m *Manager) Destroy(ctx context.Context, ref string) (*sandboxer.Sandbox, 
 	return sb, nil
 }
 
-// ending is why and since when a sandbox ends.
+// ending is why, and since when, a sandbox ends.
 type ending struct {
 	reason  sandboxer.Reason
 	message string
@@ -68,8 +67,7 @@ type ending struct {
 // errNotNeeded says that the reason to end a sandbox has gone in the meantime.
 var errNotNeeded = errors.New("it no longer needs to end")
 
-// beginTeardown commits the intent to end sb, after which there is no way back. A sandbox that
-// ends already is left as it is.
+// beginTeardown commits the intent to end sb, which cannot be undone. A sandbox that is ending already stays as it is.
 func (bx box) beginTeardown(ctx context.Context, why ending) error {
 	for bx.sb.State != sandboxer.Terminating && bx.sb.State != sandboxer.Terminated {
 		err := bx.m.step(pEnding, func() error {
@@ -95,9 +93,8 @@ func (bx box) beginTeardown(ctx context.Context, why ending) error {
 	return nil
 }
 
-// finishTeardown does what a terminating sandbox still needs, or waits for the job that does, and
-// returns it terminated; or terminating, with the error after which it will be tried
-// again.
+// finishTeardown does the remaining work for a terminating sandbox, or waits for the job that does, and returns the sandbox
+// terminated. After a failure it returns the sandbox terminating, with the error; the sweep tries again.
 func (bx box) finishTeardown(ctx context.Context) (*sandboxer.Sandbox, error) {
 	for {
 		j, mine, err := bx.m.begin(ctx, bx.sb.ID, bx.sb.Generation, false, nil)
@@ -130,8 +127,7 @@ func (bx box) finishTeardown(ctx context.Context) (*sandboxer.Sandbox, error) {
 	}
 }
 
-// teardown releases everything sb has outside and then settles its ledger. The caller
-// owns the job of sb.
+// teardown removes everything of sb outside the database, and then settles its ledger. The caller owns the job of sb.
 func (bx box) teardown(ctx context.Context) error {
 	if bx.sb.State == sandboxer.Terminated {
 		return nil
@@ -152,7 +148,7 @@ func (bx box) teardown(ctx context.Context) error {
 	return bx.commitTerminated(ctx, report, bx.readMeter(ctx))
 }
 
-// commitTerminated commits that sb has ended, the report about its object, and what it cost by that reading.
+// commitTerminated commits that sb has ended, with the report about its object, and its cost by that reading.
 func (bx box) commitTerminated(ctx context.Context, report sandboxer.CleanupReport, r reading) error {
 	var over sandboxer.Credits
 	err := bx.m.step(pEnded, func() error {
@@ -182,8 +178,8 @@ func (bx box) commitTerminated(ctx context.Context, report sandboxer.CleanupRepo
 	return err
 }
 
-// teardownObject tears down the object of sb and asks once more whether it is gone, if
-// the backend can answer that: a record must not end before its object.
+// teardownObject tears down the object of sb and asks once more whether it is gone, if the backend can answer that: a record
+// must not end before its object.
 func (bx box) teardownObject(ctx context.Context) (r sandboxer.CleanupReport, err error) {
 	if bx.sb.Untouched {
 		return r, nil
@@ -200,7 +196,7 @@ func (bx box) teardownObject(ctx context.Context) (r sandboxer.CleanupReport, er
 	return r, err
 }
 
-// doubtGone asks the backend about an object that it says it tore down.
+// doubtGone asks the backend about an object that the backend reported as torn down.
 func doubtGone(ctx context.Context, b *backend.Backend, extension string, h sandboxer.Handle) error {
 	if b.Can(sandboxer.CanProbe) {
 		if alive, err := b.IsAlive(ctx, h); err == nil && alive == sandboxer.Alive {
@@ -210,8 +206,8 @@ func doubtGone(ctx context.Context, b *backend.Backend, extension string, h sand
 	return nil
 }
 
-// handleOf returns the handle of sb, or, when its creation was cut short, one that
-// an extension finds it by.
+// handleOf returns the handle of sb. If its creation was cut short, it returns a handle by which the extension finds the
+// object.
 func handleOf(sb *sandboxer.Sandbox) sandboxer.Handle {
 	if sb.Handle.SandboxID != "" {
 		return sb.Handle
@@ -219,7 +215,7 @@ func handleOf(sb *sandboxer.Sandbox) sandboxer.Handle {
 	return sandboxer.Handle{SandboxID: sb.ID, Generation: lifecycle.ObjectGeneration(sb), Host: sb.Host, Credential: sb.Spec.Credential}
 }
 
-// scheduleRetry notes that a step of sb failed, and when it will be tried again.
+// scheduleRetry notes that a step of sb failed, and the time of the next try.
 func (bx box) scheduleRetry(ctx context.Context, cause error) error {
 	bx.m.log.WarnContext(ctx, "step failed", "sandbox", bx.sb.ID, "generation", bx.sb.Generation, "state", bx.sb.State, "err", cause)
 	state := bx.sb.State
@@ -231,7 +227,7 @@ func (bx box) scheduleRetry(ctx context.Context, cause error) error {
 			sb.Retries++
 			sb.LastError = sandboxer.Message(cause)
 			wait := lifecycle.Backoff(sb.Retries, rand.Float64())
-			if !sb.AbsentSince.IsZero() && len(sb.Debts) == 0 { // its object is gone: nothing far away has to come back first
+			if !sb.AbsentSince.IsZero() && len(sb.Debts) == 0 { // its object is gone: no backend has to recover first
 				wait = min(wait, probeEvery)
 			}
 			sb.RetryAt = now().Add(wait)

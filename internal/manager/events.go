@@ -8,8 +8,7 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/access"
 )
 
-// visible narrows q to what the principal may see, and turns a name or the beginning
-// of an ID into an ID.
+// visible narrows q to the events that the principal may see, and turns a name or the beginning of an ID into an ID.
 func (m *Manager) visible(ctx context.Context, q sandboxer.EventQuery) (sandboxer.EventQuery, error) {
 	p, err := access.May(ctx, sandboxer.ScopeRead)
 	if err != nil {
@@ -54,10 +53,9 @@ func (m *Manager) Head(ctx context.Context) (int64, error) {
 	return m.events.Head(ctx)
 }
 
-// Follow yields the events after q.After, and not before q.Since, oldest first, and then
-// each new one as it is committed. For one sandbox it also yields the progress of its creation.
-// It goes on until ctx or the manager ends, which is its last value, an error. Nothing is locked
-// while the caller handles an event. Exhausted: too many streams.
+// Follow yields the events after q.After that are not older than q.Since, oldest first, and then each new one as it is
+// committed. For one sandbox it also yields the progress of its creation. When ctx or the manager ends, it yields an error
+// last. Nothing is locked while the caller handles an event. Exhausted: too many streams.
 func (m *Manager) Follow(ctx context.Context, q sandboxer.EventQuery) iter.Seq2[sandboxer.Event, error] {
 	return func(yield func(sandboxer.Event, error) bool) {
 		events, err := m.Subscribe(ctx, q)
@@ -69,8 +67,8 @@ func (m *Manager) Follow(ctx context.Context, q sandboxer.EventQuery) iter.Seq2[
 	}
 }
 
-// Subscribe is Follow, but reports at once why there will be no events. The returned sequence
-// must be ranged over, once: it takes a place among the streams until then.
+// Subscribe is Follow, but reports immediately if there will be no events. The caller must range over the returned sequence,
+// once: it counts as a stream until then.
 func (m *Manager) Subscribe(ctx context.Context, q sandboxer.EventQuery) (iter.Seq2[sandboxer.Event, error], error) {
 	q, err := m.visible(ctx, q)
 	if err != nil {

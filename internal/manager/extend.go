@@ -10,10 +10,9 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/lifecycle"
 )
 
-// Extend moves the expiry of a running sandbox, and what is on hold for it; of a
-// paused one it moves how long that is kept, which costs nothing. Conflict: it neither
-// runs nor is paused (any more). Invalid: beyond the profile's longest life, or not in
-// the future. NoCredit: the tenant cannot pay for it; nothing has changed.
+// Extend moves the expiry of a running sandbox and adjusts its hold. For a paused sandbox it moves the time until which it is
+// kept, which costs nothing. Kinds: Conflict if the sandbox is neither running nor paused; Invalid for a time beyond the
+// profile's longest life, or not in the future; NoCredit if the tenant cannot pay, and then nothing has changed.
 func (m *Manager) Extend(ctx context.Context, ref string, e Extend) (*sandboxer.Sandbox, error) {
 	return m.extend(ctx, ref, e, false)
 }
@@ -22,7 +21,7 @@ func (m *Manager) Extend(ctx context.Context, ref string, e Extend) (*sandboxer.
 func (m *Manager) extend(ctx context.Context, ref string, e Extend, longer bool) (*sandboxer.Sandbox, error) {
 	if (e.TTL == 0) == (e.Add == 0) || e.TTL < 0 || e.Add < 0 {
 		return nil, sandboxer.E(sandboxer.Invalid, nil, "want either a time to live from now or a time to add, above zero").
-			WithHint("give one of both: sandboxer extend ID --ttl 1h")
+			WithHint("give one of the two: sandboxer extend ID --ttl 1h")
 	}
 	sb, err := m.find(ctx, sandboxer.ScopeWrite, ref)
 	if err != nil {
@@ -58,9 +57,8 @@ func (m *Manager) extend(ctx context.Context, ref string, e Extend, longer bool)
 				return sandboxer.E(sandboxer.Invalid, nil, "sandbox %s would live for %s; profile %s allows %s", sb.Shown(), life.Round(time.Second), sb.Profile, longest).
 					WithHint("at most until %s", lifecycle.LatestExpiry(sb).Format(time.RFC3339))
 			}
-			// The backend's deadline moves first. Should the rest fail, it is later than
-			// necessary, which costs nothing while a broker lives. In the opposite order a
-			// sandbox might vanish before the time that was promised and paid for.
+			// The backend's deadline moves first. If the rest fails, that deadline is later than necessary, which costs nothing
+			// while a broker lives. In the opposite order a sandbox might end before the time that was promised and paid for.
 			if err := m.box(sb).renew(ctx, until); err != nil {
 				if isKind(err, sandboxer.NotFound) { // its end may have been faster, and is in the database then
 					if cur, gerr := m.store.SandboxGeneration(ctx, sb.ID, sb.Generation); gerr == nil && cur.State != sb.State {
@@ -81,14 +79,14 @@ func (m *Manager) extend(ctx context.Context, ref string, e Extend, longer bool)
 	return m.withLastUse(sb), nil
 }
 
-// livesByUse refuses to move the expiry of a sandbox that only expires by idling.
+// livesByUse refuses to move the expiry of a sandbox that lives as long as it is used.
 func livesByUse(sb *sandboxer.Sandbox) error {
 	return sandboxer.E(sandboxer.Invalid, nil, "the expiry of sandbox %s cannot be moved: it lives as long as it is used, and at most as long as profile %s allows", sb.Shown(), sb.Profile).
 		WithHint("each command in it counts as use; for a fixed time, create one with --ttl 1h")
 }
 
-// keepFuse moves the fuse of a running sandbox that lives as long as it is used behind its last use, if that is due
-// (fuseDue). It moves it further than needed, so that it need not be moved again within lifecycle.FuseStep.
+// keepFuse moves the fuse of a running sandbox that lives as long as it is used behind its last use, if that is due (fuseDue).
+// It moves the fuse further than needed, so that it need not move again within lifecycle.FuseStep.
 func (bx box) keepFuse(ctx context.Context) error {
 	return bx.renew(ctx, lifecycle.KeepUntil(bx.sb))
 }
@@ -105,7 +103,7 @@ func (bx box) fuseDue() bool {
 // renews reports whether the fuses of a backend can be moved; there may be none.
 func renews(b *backend.Backend) bool { return b != nil && b.Can(sandboxer.CanRenew) }
 
-// renew moves the backend's own deadline of sb behind until.
+// renew moves the backend's own deadline of sb to until or later.
 func (bx box) renew(ctx context.Context, until time.Time) error {
 	b, err := bx.m.backend(bx.sb.Extension)
 	if err != nil {

@@ -17,16 +17,15 @@ import (
 type Extension struct {
 	Info    sandboxer.ExtensionInfo
 	Backend *backend.Backend // nil when Info.Problem is set
-	// Reopen, if set, is called again for an extension without a Backend, with back-off,
-	// until it has one: a full disk, or an engine that is down when the broker
-	// starts, may recover. It must not be called twice at a time.
+	// Reopen, if set, opens an extension that has no Backend. The manager calls it again and again, with back-off, until it
+	// succeeds: a full disk, or an engine that was down when the broker started, may recover. Two calls never overlap.
 	Reopen func(context.Context) Extension
 	// Secrets are the names of the operator's secrets that its file refers to.
 	Secrets []string
 }
 
-// extension is an Extension with its bounds. It does not change: one that is opened later is
-// another (reopen), with the same bounds.
+// extension is an Extension with its bounds. It never changes: when it is opened later, a new value with the same bounds
+// replaces it (reopen).
 type extension struct {
 	Extension
 	m           *Manager
@@ -97,7 +96,7 @@ func (m *Manager) backend(id string) (*backend.Backend, error) {
 	return e.Backend, nil
 }
 
-// site is the installation as it is now, by which requests are judged.
+// site is the installation as it is now, against which requests are checked.
 func (m *Manager) site() *spec.Site {
 	s := &spec.Site{Owner: m.opts.Owner, KeepsPortable: m.opts.SnapshotStore != nil, MAC: m.mac}
 	if set := m.catalogue.Load(); set != nil {
@@ -109,7 +108,7 @@ func (m *Manager) site() *spec.Site {
 	return s
 }
 
-// judged is the extension as requests are judged by it.
+// judged is the extension in the form in which requests are checked.
 func (e *extension) judged() spec.Extension {
 	if e.Backend == nil { // not an interface that holds nil
 		return spec.Extension{Info: e.Info}
@@ -135,8 +134,8 @@ func (m *Manager) Extensions(ctx context.Context) []sandboxer.ExtensionInfo {
 	return out
 }
 
-// Probe asks the extension what it can take now; Free is -1 if it does not know.
-// Unavailable says why it cannot be used.
+// Probe asks the extension how many sandboxes it can take now; Free is -1 if it does not know. Unavailable says why it cannot
+// be used.
 func (m *Manager) Probe(ctx context.Context, id string) (sandboxer.HostCapacity, error) {
 	if _, err := access.May(ctx, sandboxer.ScopeRead); err != nil {
 		return sandboxer.HostCapacity{}, err

@@ -8,12 +8,10 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/access"
 )
 
-// Forget ends the record of a sandbox whose object cannot be removed because its host is
-// gone for good. The extension forgets where it was. What may remain is in the answer's
-// Cleanup, in an event, and named by Audit until it is known to be gone. Forget
-// needs the admin scope. Kinds: Conflict for a sandbox that is not ending, or that could
-// still be removed as far as is known; Unsupported where the extension keeps nothing
-// elsewhere.
+// Forget ends the record of a sandbox whose object cannot be removed because its host is gone for good. The extension forgets
+// the object's place. The parts that may remain are in Cleanup of the returned sandbox and in an event, and Audit names them
+// until they are known to be gone. Forget needs the admin scope. Kinds: Conflict for a sandbox that is not ending, or that may
+// still be removed; Unsupported if the extension cannot forget objects.
 func (m *Manager) Forget(ctx context.Context, ref string) (*sandboxer.Sandbox, error) {
 	sb, err := m.find(ctx, sandboxer.ScopeAdmin, ref)
 	if err == nil {
@@ -55,8 +53,7 @@ func (m *Manager) Forget(ctx context.Context, ref string) (*sandboxer.Sandbox, e
 	return sb, nil
 }
 
-// auditForgotten names what was given up and may remain, until its backend says that it is
-// gone.
+// auditForgotten names the remains of forgotten sandboxes until their backend reports that they are gone.
 func (a *auditing) auditForgotten(ctx context.Context) error {
 	return a.m.records(ctx, sandboxer.Query{States: []sandboxer.State{sandboxer.Terminated}}, func(sb *sandboxer.Sandbox) {
 		if sb.Damaged != "" || sb.Cleanup == nil || !sb.Cleanup.Forgotten || ctx.Err() != nil {

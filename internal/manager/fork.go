@@ -18,8 +18,7 @@ import (
 // MaxFork bounds the copies of one fork.
 const MaxFork = 100
 
-// forkGrace is how long a fork goes on without a caller that waits for it: a caller whose
-// connection broke may ask again.
+// forkGrace is how long a fork continues when no caller waits for it: a caller whose connection broke may repeat its request.
 const forkGrace = 10 * time.Second
 
 // A forkInProgress is a fork with an idempotency key, while it is made.
@@ -33,14 +32,11 @@ type forkInProgress struct {
 	err  error
 }
 
-// Fork makes copies of a running sandbox, which goes on running: all from one
-// snapshot, which is dropped afterwards, a few at a time. Either all are made or none:
-// when one fails, or the caller leaves, those that were made are destroyed again and the
-// error says how many there were. It is safe to repeat: the same req.Key gives the same
-// copies or a failure for a day, and a fork whose caller left is finished if it is requested
-// again within forkGrace. Kinds: as Snapshot and Create; Exhausted when the extension
-// has no room for all of them; Conflict also when the end of a broker interrupted a fork
-// under the key.
+// Fork makes copies of a running sandbox, which keeps running. All copies come from one snapshot, which is dropped afterwards;
+// they are made a few at a time. Either all are made or none: if one fails, or the caller leaves, the others are destroyed and
+// the error says how many there were. Fork is safe to repeat: the same req.Key gives the same copies or a failure for a day,
+// and a fork whose caller left is finished if it is requested again within forkGrace. Kinds: as Snapshot and Create; Exhausted
+// when the extension has no room for all of them; Conflict also if the broker ended during a fork under the key.
 func (m *Manager) Fork(ctx context.Context, ref string, req ForkRequest) ([]*sandboxer.Sandbox, error) {
 	if req.Count < 1 || req.Count > MaxFork {
 		return nil, sandboxer.E(sandboxer.Invalid, nil, "%d copies: want 1 to %d", req.Count, MaxFork).WithHint("fork several times for more")
@@ -100,7 +96,7 @@ func (m *Manager) joinFork(ctx context.Context, sb *sandboxer.Sandbox, req ForkR
 	return f, nil
 }
 
-// leaveFork is the end of one caller's wait. Without callers the fork is given up.
+// leaveFork ends the wait of one caller. A fork without callers for forkGrace is abandoned.
 func (m *Manager) leaveFork(f *forkInProgress) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -125,9 +121,8 @@ func forkKey(key string, i int) string {
 	return fmt.Sprintf("fork:%x:%d", sum[:16], i)
 }
 
-// forkOnce answers with the copies that were made under req's key, or makes them. A fork
-// that a former process did not finish has left nothing: the state that the other
-// copies should have is gone.
+// forkOnce answers with the copies that were made under req's key, or makes them. A fork that a former process did not finish
+// cannot be finished: the saved state for the missing copies is gone.
 func (m *Manager) forkOnce(ctx context.Context, sb *sandboxer.Sandbox, req ForkRequest, digest string) ([]*sandboxer.Sandbox, error) {
 	var found []*sandboxer.Sandbox
 	for i := range req.Count {
@@ -273,8 +268,7 @@ func (m *Manager) makeCopies(ctx, caller context.Context, rec *sandboxer.Snapsho
 	return nil, err
 }
 
-// freeFork frees the keys of a fork that failed, once all of its copies have ended, and reports
-// whether it did.
+// freeFork frees the keys of a fork that failed once all of its copies have ended, and reports whether it did.
 func (m *Manager) freeFork(ctx context.Context, tenant string, req ForkRequest, digest string) bool {
 	var keys []sandboxer.IdempotencyKey
 	for i := range req.Count {
@@ -308,7 +302,7 @@ func copyOf(r ForkRequest, i int) RestoreRequest {
 	return one
 }
 
-// checkCapacity refuses copies for which the extension says it has no room.
+// checkCapacity refuses copies for which the extension reports no room.
 func (bx box) checkCapacity(ctx context.Context, count int) error {
 	b, err := bx.m.backend(bx.sb.Extension)
 	if err != nil || !b.Can(sandboxer.CanCapacity) {

@@ -7,7 +7,7 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// housekeep does the small tasks that may be late.
+// housekeep does small tasks that are not urgent.
 func (m *Manager) housekeep() {
 	m.mu.Lock()
 	due := time.Since(m.lastCleanup) >= time.Hour
@@ -63,7 +63,7 @@ func (m *Manager) forgetHistory(ctx context.Context) error {
 	return nil
 }
 
-// flush stores, at the end, what is only in memory.
+// flush stores the data that is only in memory, at the end.
 func (m *Manager) flush(ctx context.Context) error {
 	for _, id := range m.usage.ids() {
 		sb, err := m.store.Sandbox(ctx, id)

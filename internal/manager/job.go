@@ -9,8 +9,8 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/events"
 )
 
-// A job is the one piece of work in flight on a sandbox ID: making it, or tearing it
-// down. It is the keyed lock, what callers wait for, and what they cancel.
+// A job is the one piece of work in flight on a sandbox ID, such as its creation or its teardown. It is the lock of the ID.
+// Callers wait for it, and cancel it.
 type job struct {
 	m          *Manager
 	id         string
@@ -76,7 +76,7 @@ func (j *job) run(work func(context.Context) (*sandboxer.Sandbox, error)) {
 	}()
 }
 
-// publishRecord publishes the committed record to callers that do not wait for the end.
+// publishRecord gives the committed record to callers that do not wait for the end.
 func (j *job) publishRecord(sb *sandboxer.Sandbox) {
 	j.m.mu.Lock()
 	defer j.m.mu.Unlock()
@@ -100,8 +100,8 @@ func (m *Manager) working(id string) bool {
 	return m.jobs[id] != nil
 }
 
-// becomeTeardown makes j a teardown: from now on a destroy waits for it instead of stopping it.
-// It reports false if j is superseded already.
+// becomeTeardown turns j into a teardown: from now on a destroy waits for it instead of stopping it. It returns false if a
+// teardown has canceled j already.
 func (j *job) becomeTeardown() bool {
 	j.m.mu.Lock()
 	defer j.m.mu.Unlock()
@@ -112,9 +112,8 @@ func (j *job) becomeTeardown() bool {
 	return true
 }
 
-// cancelForTeardown makes way for the teardown of generation: it cancels j if j is making
-// that generation, and returns the channel to wait for before looking again. A job that makes
-// another generation is left alone.
+// cancelForTeardown cancels j if j is making that generation, in favour of its teardown, and returns the channel to wait for
+// before the next look. A job that makes another generation continues.
 func (j *job) cancelForTeardown(generation int) <-chan struct{} {
 	j.m.mu.Lock()
 	defer j.m.mu.Unlock()
@@ -132,8 +131,8 @@ func (j *job) cancelForTeardown(generation int) <-chan struct{} {
 	return j.done
 }
 
-// waitFor waits for ch, which is one of j's channels, as one of the callers that want j's sandbox. When
-// all of them have left without it, j is abandoned.
+// waitFor waits for ch, one of j's channels, on behalf of one caller that wants j's sandbox. When all such callers have left
+// without it, j is abandoned.
 func (j *job) waitFor(ctx context.Context, ch <-chan struct{}) error {
 	j.m.mu.Lock()
 	j.callers++

@@ -30,15 +30,14 @@ func hold(ctx context.Context, sb *sandboxer.Sandbox, what string, amount sandbo
 	return e
 }
 
-// cannotPay reports whether err is the store's word that a balance does not cover a hold. Every other NoCredit is about a
-// bound, and says itself what to do (HintOf).
+// cannotPay reports whether err is the store's error that a balance does not cover a hold. Every other NoCredit is about a
+// limit, and has its own hint (HintOf).
 func cannotPay(err error) bool {
 	return isKind(err, sandboxer.NoCredit) && sandboxer.HintOf(err) == ""
 }
 
-// holdMore adds a hold to w: the price of a life of sb, without the time that it is paused, less what
-// is on hold already. A shorter life changes nothing. The tenant must be able to
-// pay for it (NoCredit of the store).
+// holdMore adds a hold to w: the price of a life of sb, without its pauses, minus the amount on hold already. A shorter life
+// changes nothing. The tenant must be able to pay (NoCredit of the store).
 func holdMore(ctx context.Context, sb *sandboxer.Sandbox, w *sandboxer.Writes, life time.Duration) {
 	if life <= sb.Quote.Duration {
 		return

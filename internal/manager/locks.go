@@ -40,10 +40,9 @@ func (l *keyedLock) lock(ctx context.Context, key string) (unlock func(), err er
 	}
 }
 
-// sweepLocks keep the sweep from doing two things with one sandbox or snapshot at a time. Jobs
-// guard against everything else.
+// sweepLocks prevent the sweep from working twice on a sandbox or snapshot at a time. Jobs prevent every other conflict.
 //
-// mu guards the map. Nothing is called under it.
+// mu guards the map. Nothing is called while it is held.
 type sweepLocks struct {
 	mu   sync.Mutex
 	held map[string]bool // by ID of what is locked: whether a caller was refused since
@@ -51,8 +50,7 @@ type sweepLocks struct {
 
 func newSweepLocks() *sweepLocks { return &sweepLocks{held: map[string]bool{}} }
 
-// tryLock makes the caller the only one that works on id, until unlock, or reports
-// false.
+// tryLock gives the caller the lock of id, until unlock, or returns false.
 func (l *sweepLocks) tryLock(id string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -61,8 +59,8 @@ func (l *sweepLocks) tryLock(id string) bool {
 	return !busy
 }
 
-// unlock ends tryLock, and reports whether another caller was refused in between. That caller may
-// have seen a step that became due since.
+// unlock releases the lock, and reports whether another caller was refused in between: that caller may have seen a step that
+// has become due.
 func (l *sweepLocks) unlock(id string) (refused bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -15,11 +15,10 @@ import (
 // liveStates are the states in which something may exist outside the database.
 var liveStates = slices.DeleteFunc(sandboxer.States(), func(s sandboxer.State) bool { return !s.Live() })
 
-// Get returns the sandbox that ref means: an ID, a name, or the beginning of an ID (3
-// characters or more) that only one sandbox has; each perhaps after TENANT/, which an
-// administrator needs where two tenants have it. Living sandboxes go before ended
-// ones. NotFound: there is none, or it is another tenant's. Conflict: several are
-// meant; the message lists them. Failed: its record is damaged.
+// Get returns the sandbox that ref means: an ID, a name, or the beginning of an ID (3 characters or more) that only one sandbox
+// has. TENANT/ may precede it, which an administrator needs if two tenants have it. Living sandboxes take precedence over ended
+// ones. Kinds: NotFound if there is none, or it is another tenant's; Conflict if ref is ambiguous, and the message lists the
+// sandboxes; Failed if its record is damaged.
 func (m *Manager) Get(ctx context.Context, ref string) (*sandboxer.Sandbox, error) {
 	sb, err := m.find(ctx, sandboxer.ScopeRead, ref)
 	if err != nil {
@@ -28,9 +27,9 @@ func (m *Manager) Get(ctx context.Context, ref string) (*sandboxer.Sandbox, erro
 	return sb, nil
 }
 
-// GetChosen returns the newest sandbox, also one that has ended, that the caller's tenant has
-// under an ID that it chose, directly or by a thread. Unlike Get it accepts no name, no part of an
-// ID and no other tenant's sandbox. NotFound: there never was one. Failed: its record is damaged.
+// GetChosen returns the newest sandbox, also one that has ended, that the caller's tenant has under an ID that it chose,
+// directly or by a thread. Unlike Get it accepts no name, no beginning of an ID and no other tenant's sandbox. Kinds: NotFound
+// if there never was one; Failed if its record is damaged.
 func (m *Manager) GetChosen(ctx context.Context, id string) (*sandboxer.Sandbox, error) {
 	p, err := access.May(ctx, sandboxer.ScopeRead)
 	if err != nil {
@@ -46,8 +45,8 @@ func (m *Manager) GetChosen(ctx context.Context, id string) (*sandboxer.Sandbox,
 	return m.withLastUse(sb), nil
 }
 
-// find is Get for a principal that needs scope. The error about a damaged record
-// comes with what is left of the record.
+// find is Get for a principal that needs scope. With the error about a damaged record it returns the readable part of the
+// record.
 func (m *Manager) find(ctx context.Context, scope sandboxer.Scope, ref string) (*sandboxer.Sandbox, error) {
 	p, err := access.May(ctx, scope)
 	if err != nil {
@@ -117,9 +116,8 @@ func noSuchSandbox(ref string) error {
 		WithHint("list yours: sandboxer ls --all")
 }
 
-// findID is find for an ID: the one that the sandbox's tenant knows it by or, if there is none,
-// the one that its objects carry. It returns nothing if there is no such sandbox. Without a tenant
-// it searches those of all tenants.
+// findID is find for an ID. It searches for the sandbox whose tenant uses that ID, then for the one whose objects carry it. It
+// returns nil if there is none. Without a tenant it searches those of all tenants.
 func (m *Manager) findID(ctx context.Context, tenant, id string) (*sandboxer.Sandbox, error) {
 	exact, err := m.store.Sandbox(ctx, id)
 	switch {
@@ -191,7 +189,7 @@ func ambiguous(ref string, items []*sandboxer.Sandbox) error {
 		WithHint("%s", hint)
 }
 
-// withLastUse completes a record read from the store with what is only in memory.
+// withLastUse adds the data that is only in memory to a record of the store.
 func (m *Manager) withLastUse(sb *sandboxer.Sandbox) *sandboxer.Sandbox {
 	if at, _ := m.usage.last(sb.ID); sb.State == sandboxer.Running && at.After(sb.UsedAt) {
 		sb.UsedAt = at
@@ -233,9 +231,8 @@ func (m *Manager) List(ctx context.Context, q sandboxer.Query) ([]*sandboxer.San
 	return items, next, err
 }
 
-// Wait returns the sandbox once it is in one of states; without states, once its state
-// is not transitional. It fails with the sandbox's own failure, or with Conflict, when it
-// has ended in another state, and with ctx's error when ctx ends first.
+// Wait returns the sandbox once it is in one of states; without states, once its state is not transitional. If it ends in
+// another state, Wait fails with the sandbox's own failure, or with Conflict. It fails with ctx's error when ctx ends first.
 func (m *Manager) Wait(ctx context.Context, ref string, states ...sandboxer.State) (*sandboxer.Sandbox, error) {
 	sb, err := m.find(ctx, sandboxer.ScopeRead, ref)
 	if err != nil {

@@ -1,21 +1,18 @@
-// Package manager owns every rule about the life of a sandbox: who may have one,
-// what it is made from, what it costs, when it ends, and what is done after a crash.
-// The edges (REST, CLI, …) only translate.
+// Package manager owns the life of a sandbox: it creates, changes and ends sandboxes, charges for them, and finishes the work
+// after a crash. The edges (REST, CLI, …) only translate.
 //
-// A sandbox changes state in one function (move), by compare-and-swap in the store,
-// together with its ledger entries and its event. A job does the work that a state needs outside the
-// database (state.go of the root); at most one job works on a sandbox
-// at a time, in the manager's own context, so that a client that hangs up leaves
-// nothing behind. The sweep finds and finishes work that a crash or a failure left undone:
-// there is no other recovery code.
+// A sandbox changes state in one function (move), by compare-and-swap in the store, together with its ledger entries and its
+// event. A job does the work that a state needs outside the database (state.go of the root). At most one job works on a sandbox
+// at a time, in the manager's own context, so that a client that hangs up leaves nothing behind. The sweep finds and finishes
+// work that a crash or a failure left undone: there is no other recovery code.
 //
-// That core (create, destroy, move, sweep) is in Manager. State outside the
-// database is in types with a lock of their own, which call neither each other, the store
-// nor a backend under it, except where their comments say so: events.Log (what happened, and who waits for
-// changes), access.APIKeys, access.Visits, access.Bounds (limits, in total and at once), sinks.Sinks (deliveries of usage rows), snapshotPins,
-// usage (how many use a sandbox, and since when it is idle), quarantine, orphanSightings and graceClock.
+// That core (create, destroy, move, sweep) is in Manager. State outside the database is in types with their own locks. While
+// such a lock is held, they call neither each other, the store nor a backend, except where their comments say so: events.Log
+// (the history, and callers that wait for changes), access.APIKeys, access.Visits, access.Bounds (limits, in total and at
+// once), sinks.Sinks (deliveries of usage rows), snapshotPins, usage (how many callers use a sandbox, and since when it is
+// idle), quarantine, orphanSightings and graceClock.
 //
-// Package spec decides what a request becomes, package lifecycle what the sweep does next.
+// Package spec decides what a request makes, package lifecycle what the sweep does next.
 package manager
 
 import (
@@ -77,10 +74,9 @@ type Options struct {
 	fail func(point) // crash tests: called before and after every commit and effect
 }
 
-// Manager is the one owner of sandboxes. Its methods take the principal from ctx
-// (sandboxer.WithPrincipal) and are safe for concurrent use. Every error has a
-// sandboxer.Kind; without a principal it is Unauthenticated, without the scope
-// Denied, and a sandbox of another tenant is as absent as one that never was.
+// Manager is the one owner of sandboxes. Its methods take the principal from ctx (sandboxer.WithPrincipal) and are safe for
+// concurrent use. Every error has a sandboxer.Kind: Unauthenticated without a principal, Denied without the scope, and NotFound
+// for a sandbox of another tenant, as for one that does not exist.
 type Manager struct {
 	*access.APIKeys // CreateKey, Keys, RevokeKey, Authenticate, Bind
 	*access.Bounds  // SetQuotas, AdmitRequest, Quotas
@@ -176,9 +172,8 @@ func (opts Options) withDefaults() Options {
 	return opts
 }
 
-// New checks profiles against the extensions they name and returns a manager. It
-// works at once, but recovers what an earlier process left only after Start. It does not
-// close the store or the backends. All faults found are in the one Invalid error.
+// New checks profiles against the extensions they name and returns a manager. It serves requests immediately, but continues the
+// work of an earlier process only after Start. It does not close the store or the backends. One Invalid error has all faults.
 func New(store sandboxer.Store, profiles []sandboxer.Profile, exts []Extension, opts Options) (*Manager, error) {
 	if err := sandboxer.CheckID(opts.Owner); err != nil {
 		return nil, sandboxer.E(sandboxer.Invalid, nil, "%q cannot be the name of an installation: want 1 to 48 characters a-z, 0-9 and inner hyphens", opts.Owner)
@@ -278,9 +273,8 @@ func (m *Manager) Start(ctx context.Context) error {
 	return nil
 }
 
-// Close ends all work, waits until it has stopped, and leaves sandboxes as they are:
-// the next manager on the same store finishes what was cut short. Work that does not stop,
-// because a backend hangs, is left to the end of the process after [Options.Stop].
+// Close ends all work, waits until it has stopped, and leaves sandboxes as they are: the next manager on the same store
+// finishes interrupted work. After [Options.Stop] it no longer waits for work that does not stop because a backend hangs.
 func (m *Manager) Close() error {
 	m.mu.Lock()
 	if m.closed {

@@ -11,7 +11,7 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/lifecycle"
 )
 
-// warnAt is the part of its hold, in percent, from which a sandbox is reported.
+// warnAt is the part of the hold, in percent, at which an event reports that a sandbox nears its hold.
 const warnAt = 80
 
 // meterDue reports whether it is time to read the meters again.
@@ -25,7 +25,7 @@ func (m *Manager) meterDue() bool {
 	return due
 }
 
-// meterAll reads the meters of all running sandboxes, and acts upon what they say.
+// meterAll reads the meters of all running sandboxes and acts on the readings.
 func (ps *pass) meterAll(ctx context.Context) {
 	for _, e := range ps.m.extensions() {
 		if e.Backend == nil || !e.Backend.Can(sandboxer.CanMeter) {
@@ -56,8 +56,8 @@ func (ps *pass) meterAll(ctx context.Context) {
 	}
 }
 
-// meter keeps what the meter of sb says in its record, with an event where that nears or reaches what is on
-// hold. If its profile says so, more is put on hold then. What the sweep does otherwise, lifecycle.Decide says.
+// meter stores the reading of the meter of sb in its record, with an event if the reading nears or reaches the hold. If the
+// profile of sb says so, it then puts more on hold. Any other consequence is up to lifecycle.Decide.
 func (bx box) meter(ctx context.Context) error {
 	b, err := bx.m.backend(bx.sb.Extension)
 	if err != nil {
@@ -88,7 +88,7 @@ func (bx box) meter(ctx context.Context) error {
 	return err
 }
 
-// keepMetered enters a reading of its meter into sb, and what follows from it into w.
+// keepMetered adds the reading of the meter to sb, and its consequences to w.
 func keepMetered(ctx context.Context, sb *sandboxer.Sandbox, w *sandboxer.Writes, u sandboxer.Usage, extend bool) {
 	near := func(cost sandboxer.Credits) bool { return cost >= sb.Quote.Amount-sb.Quote.Amount/100*(100-warnAt) }
 	told, held := sb.Usage.Cost, sb.Quote.Amount
@@ -101,9 +101,8 @@ func keepMetered(ctx context.Context, sb *sandboxer.Sandbox, w *sandboxer.Writes
 	}
 }
 
-// holdCost puts as much as was quoted for sb on hold once more, or as often as it takes to exceed what its backend's meter
-// counts. It changes nothing and returns false if the request allows no more. The tenant must be able to pay (NoCredit
-// of the store).
+// holdCost puts the quoted amount of sb on hold once more, as often as necessary to exceed the reading of its meter. If the
+// request allows no more, it changes nothing and returns false. The tenant must be able to pay (NoCredit of the store).
 func holdCost(ctx context.Context, sb *sandboxer.Sandbox, w *sandboxer.Writes) bool {
 	quoted := max(sb.Quote.For(sb.Quote.Duration), 1)
 	if sb.Usage.Cost > math.MaxInt64-quoted-sb.Quote.Amount {

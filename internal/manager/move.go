@@ -8,10 +8,9 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/events"
 )
 
-// move brings sb to the state next and is the only function that does. change
-// sees the record as it was. It may set further fields, add to what is committed with
-// them, or refuse; it may run more than once. sb is brought up to date. Conflict: sb is in another state by now,
-// from which this move is not allowed.
+// move changes the state of sb to next. It is the only function that does. change gets the record before the move. It may set
+// further fields, add to the commit, or refuse; it may run more than once. sb is updated to the committed record. Conflict: sb
+// is now in a state from which this move is not allowed.
 func (bx box) move(ctx context.Context, next sandboxer.State, change func(*sandboxer.Sandbox, *sandboxer.Writes) error) error {
 	from := bx.sb.State
 	return bx.update(ctx, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) error {

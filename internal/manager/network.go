@@ -11,11 +11,10 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/spec"
 )
 
-// SetNetwork changes what a running sandbox may reach, within what its profile allows.
-// It needs the write scope. When it returns nil the policy is in force, also for open
-// connections. Conflict: it does not run. Invalid: the policy makes no sense, or is
-// wider than the profile's. Unsupported: its extension cannot. After an error the
-// former policy is in force.
+// SetNetwork changes the network policy of a running sandbox, within the limits of its profile. It needs the write scope. When
+// it returns nil the policy is in force, also for open connections; after an error the former policy is. Kinds: Conflict if the
+// sandbox does not run; Invalid if the policy is malformed, or wider than the profile's; Unsupported if the extension cannot
+// change it.
 func (m *Manager) SetNetwork(ctx context.Context, ref string, p sandboxer.NetworkPolicy) (*sandboxer.Sandbox, error) {
 	sb, err := m.find(ctx, sandboxer.ScopeWrite, ref)
 	if err != nil {
@@ -41,8 +40,8 @@ func (m *Manager) SetNetwork(ctx context.Context, ref string, p sandboxer.Networ
 		return nil, backend.Lacks(sb.Extension, sandboxer.CanNetwork).
 			WithHint("it cannot change the network of a running sandbox: create another with that network")
 	}
-	// The database comes first: after a crash between the two steps the next process enforces
-	// what is in it (enforceNetwork).
+	// The database comes first: after a crash between the two steps the next process enforces the policy of the database
+	// (enforceNetwork).
 	var former sandboxer.NetworkPolicy
 	err = m.step(pNetworkRecord, func() error {
 		return m.box(sb).update(work, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) error {
@@ -86,8 +85,8 @@ func (m *Manager) SetNetwork(ctx context.Context, ref string, p sandboxer.Networ
 	return nil, errors.Join(err, back)
 }
 
-// enforceNetwork enforces what the database says about a sandbox that a former process left:
-// it may have died between the database and the backend.
+// enforceNetwork enforces the policy of the database on a sandbox of a former process, which may have died between the commit
+// and the call of the backend.
 func (bx box) enforceNetwork() {
 	b, err := bx.m.backend(bx.sb.Extension)
 	if err != nil || bx.sb.State != sandboxer.Running {

@@ -10,10 +10,9 @@ import (
 )
 
 const (
-	// lookEvery is how often at most a sandbox is probed because its extension reported it.
+	// lookEvery is the shortest time between two probes of a sandbox that its extension reports.
 	lookEvery = 100 * time.Millisecond
-	// maxNotices bounds the sandboxes of one extension that wait to be probed. While there
-	// are so many, no more notices are taken.
+	// maxNotices bounds the sandboxes of one extension that wait to be probed. When it is reached, no more notices are read.
 	maxNotices = 1000
 )
 
@@ -39,7 +38,7 @@ func (e *extension) listen() {
 	}
 }
 
-// hear is listen until the notices end, and returns why.
+// hear is one connection of listen: it returns why the notices ended.
 func (e *extension) hear() error {
 	ctx, stop := context.WithCancel(e.m.ctx)
 	defer stop()
@@ -92,8 +91,8 @@ func (e *extension) hear() error {
 	}
 }
 
-// lookAt probes a sandbox that its extension reported, if its record says that it exists. A job that makes,
-// moves or removes it checks it itself.
+// lookAt probes a sandbox that its extension reported, if its object exists by its record. A job that makes, moves or removes
+// the sandbox checks it itself.
 func (e *extension) lookAt(id string) {
 	sb, err := e.m.store.Sandbox(e.m.ctx, id)
 	if err != nil || sb.Extension != e.Info.ID || sb.Damaged != "" || !lifecycle.HasReadyObject(sb) ||

@@ -11,9 +11,8 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/lifecycle"
 )
 
-// orphans removes objects that carry our name and whose record says that they are gone,
-// once they have been seen so for a grace period. Objects that no record ever knew are
-// quarantined first. whole says that the listing was complete.
+// orphans removes objects of this installation whose record says that they are gone, after a grace period since the first
+// sighting. Objects that never had a record are quarantined first. whole says that the listing was complete.
 func (ps *pass) orphans(ctx context.Context, e *extension, listed map[objectKey]sandboxer.Handle, explained map[objectKey]bool, whole bool) error {
 	defer ps.m.quarantine.release(e.Info.ID, listed, explained, whole)
 	for s, h := range listed {
@@ -53,9 +52,9 @@ func (ps *pass) orphans(ctx context.Context, e *extension, listed map[objectKey]
 	return nil
 }
 
-// orphanSightings remember since when objects are listed that no living record explains.
+// orphanSightings remember when each listed object without a living record was first seen.
 //
-// mu guards the map. Nothing is called under it.
+// mu guards the map. Nothing is called while it is held.
 type orphanSightings struct {
 	mu    sync.Mutex
 	since map[objectKey]time.Time
@@ -82,7 +81,7 @@ func (o *orphanSightings) forget(k objectKey) {
 	delete(o.since, k)
 }
 
-// retain forgets an extension's objects that it does not list any more, or that are explained.
+// retain forgets those objects of an extension that it no longer lists, or that now have a record.
 func (o *orphanSightings) retain(extension string, listed map[objectKey]sandboxer.Handle, explained map[objectKey]bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -93,7 +92,7 @@ func (o *orphanSightings) retain(extension string, listed map[objectKey]sandboxe
 	}
 }
 
-// A recordStatus is what the database says about an object outside.
+// A recordStatus is the knowledge of the database about an object of a backend.
 type recordStatus int
 
 const (
@@ -129,15 +128,14 @@ func (m *Manager) recordStatusOf(ctx context.Context, s objectKey) (tenant strin
 	return sb.Tenant, recordLive, nil
 }
 
-// isOldOrphan notes a stray object and reports whether it has been one for long enough.
-// Sightings begin with the process, so a new process removes nothing for a grace
-// period.
+// isOldOrphan notes a sighting of an orphan and reports whether the first one was long enough ago. Sightings are only in
+// memory, so a new process removes nothing for a grace period.
 func (m *Manager) isOldOrphan(k objectKey) bool {
 	now := time.Now()
 	return now.Sub(m.orphanSightings.note(k, now)) >= m.opts.Grace && !m.clock.inGracePeriod(now)
 }
 
-// removeOrphan tears down one stray object, unless its ID has work in flight.
+// removeOrphan tears down one orphan, unless a job works on its ID.
 func (e *extension) removeOrphan(ctx context.Context, s objectKey, h sandboxer.Handle, tenant string) error {
 	release, err := e.m.slot(ctx, e.Info.ID)
 	if err != nil {

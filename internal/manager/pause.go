@@ -13,11 +13,9 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/lifecycle"
 )
 
-// Pause pauses a running sandbox, and returns it. It keeps its ID, name and place in the
-// database; running time and the time to live stop. Pausing a paused sandbox succeeds. If it
-// cannot be paused, it keeps running. Kinds: Unsupported where the
-// extension cannot go to that depth; Conflict when the sandbox does not run, or is
-// paused to another depth.
+// Pause pauses a running sandbox, and returns it. The sandbox keeps its ID, name and record; running time and the time to live
+// stop. Pausing a paused sandbox succeeds. If it cannot be paused, it keeps running. Kinds: Unsupported if the extension does
+// not support that depth; Conflict if the sandbox does not run, or is paused to another depth.
 func (m *Manager) Pause(ctx context.Context, ref string, req PauseRequest) (*sandboxer.Sandbox, error) {
 	sb, err := m.find(ctx, sandboxer.ScopeWrite, ref)
 	if err != nil {
@@ -128,9 +126,8 @@ func (bx box) commitPausing(ctx context.Context, depth sandboxer.PauseDepth, cau
 	})
 }
 
-// finishPause does the work of pausing. It does the same for a sandbox whose pause has
-// just begun, for one that another process left half paused, and for one that could
-// not be resumed.
+// finishPause does the work of pausing: for a sandbox whose pause has just begun, for one that another process left half
+// paused, and for one that could not be resumed.
 func (wk work) finishPause(ctx context.Context) (*sandboxer.Sandbox, error) {
 	b, err := wk.m.backend(wk.sb.Extension)
 	if err != nil {
@@ -161,8 +158,7 @@ func (wk work) finishPause(ctx context.Context) (*sandboxer.Sandbox, error) {
 	return wk.sb, nil
 }
 
-// freezeOrSave freezes sb, or saves and removes it. torn says that the removal has begun,
-// after which there is no way back.
+// freezeOrSave freezes sb, or saves and removes it. torn says that the removal has begun, which cannot be undone.
 func (bx box) freezeOrSave(ctx context.Context, b *backend.Backend) (torn bool, err error) {
 	if bx.sb.Pause.Depth == sandboxer.PauseFreeze {
 		// A backend may keep a frozen sandbox longer than a running one: another installation does.
@@ -200,9 +196,9 @@ func (bx box) freezeOrSave(ctx context.Context, b *backend.Backend) (torn bool, 
 	return true, err
 }
 
-// paused saves sb to rec, to which it is paused and which the caller has claimed, and seals rec. Where the backend
-// can, sb stays frozen from then on: changes between the snapshot and the teardown would be lost. Programs inside
-// make an archive, so sb must not be frozen for that.
+// paused saves sb to rec, which the caller has claimed, and seals rec. If the backend can, it freezes sb first and leaves it
+// frozen, because changes between the snapshot and the teardown would be lost. An archive is made by programs inside, so sb
+// must not be frozen for that.
 func (sv save) paused(ctx context.Context) error {
 	// A sandbox that may not live that long is saved within the time it has.
 	if err := sv.delayFuse(ctx, sv.b, now().Add(lifecycle.StuckAfter)); err != nil && !isKind(err, sandboxer.Invalid) {
@@ -231,8 +227,7 @@ func (sv save) paused(ctx context.Context) error {
 	})
 }
 
-// delayFuse moves the backend's own deadline behind until, if it is earlier and can be
-// moved.
+// delayFuse moves the backend's own deadline to until or later, if it is earlier and can be moved.
 func (bx box) delayFuse(ctx context.Context, b *backend.Backend, until time.Time) error {
 	fuse := until.Add(lifecycle.FuseMargin)
 	if !b.Can(sandboxer.CanRenew) || bx.sb.Spec.Fuse.IsZero() || !bx.sb.Spec.Fuse.Before(fuse) {
@@ -245,9 +240,8 @@ func (bx box) delayFuse(ctx context.Context, b *backend.Backend, until time.Time
 	return nil
 }
 
-// handleFailedPause handles a pause that failed. If a caller waits for it, the sandbox goes
-// back to running and the caller gets the reason. If it had expired it is tried again,
-// or ended if that cannot help.
+// handleFailedPause handles a pause that failed. If a caller waits for it, the sandbox returns to running and the caller gets
+// the reason. If the sandbox had expired, the pause is tried again, or the sandbox ends if that cannot help.
 func (wk work) handleFailedPause(ctx context.Context, cause error, torn bool) (*sandboxer.Sandbox, error) {
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
@@ -277,15 +271,14 @@ func (wk work) handleFailedPause(ctx context.Context, cause error, torn bool) (*
 	return nil, wk.endFailed(ctx, why, answer)
 }
 
-// mayFreeze reports whether sb need not be paused to disk, and its backend can
-// freeze it.
+// mayFreeze reports whether sb may be frozen instead of paused to disk, and its backend can freeze it.
 func (bx box) mayFreeze() bool {
 	b, err := bx.m.backend(bx.sb.Extension)
 	return err == nil && bx.sb.Pause.Depth == sandboxer.PauseDisk && bx.sb.Spec.Profile.PauseDepth == "" && bx.m.site().CanPause(b, sandboxer.PauseFreeze)
 }
 
-// freezeInstead freezes a sandbox that cannot be saved to pause it, such as one that another
-// version of its runtime started: that takes memory and loses nothing.
+// freezeInstead freezes a sandbox that cannot be saved for its pause, such as one that another version of its runtime started.
+// That occupies memory and loses nothing.
 func (wk work) freezeInstead(ctx context.Context, cause error) (*sandboxer.Sandbox, error) {
 	wk.m.log.WarnContext(ctx, "a sandbox that cannot be saved is frozen instead", "sandbox", wk.sb.ID, "err", cause)
 	err := wk.update(ctx, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) (err error) {
@@ -319,7 +312,7 @@ func (bx box) isGone(ctx context.Context, cause error) bool {
 	return err == nil && (alive == sandboxer.Gone || alive == sandboxer.OOMKilled)
 }
 
-// undoPause brings sb, whose object still exists, back to running after a failed pause.
+// undoPause returns sb, whose object still exists, to running after a failed pause.
 func (wk work) undoPause(ctx context.Context, cause error) error {
 	wk.m.log.WarnContext(ctx, "pause failed", "sandbox", wk.sb.ID, "err", cause)
 	err := wk.m.step(pPaused, func() error {
@@ -343,8 +336,8 @@ func (wk work) undoPause(ctx context.Context, cause error) error {
 	return answer
 }
 
-// dropPauseSnapshot returns the record of the snapshot that sb was paused to, as one that is
-// being dropped, to be committed with the change that makes it so.
+// dropPauseSnapshot returns the record of the snapshot to which sb was paused, now as one that is being dropped. It is
+// committed with the change after which sb no longer needs it.
 func (bx box) dropPauseSnapshot(ctx context.Context) ([]*sandboxer.SnapshotRecord, error) {
 	if bx.sb.Pause.Snapshot == "" {
 		return nil, nil

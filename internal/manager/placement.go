@@ -11,11 +11,10 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/lifecycle"
 )
 
-// choosePlace has the extension of sb choose one of its hosts, none of avoid, for sb,
-// and sets sb.Host to that; the caller commits it. Extensions that have no choice keep
-// the requested host. Choosing a place may involve asking hosts, also for creates whose credit and
-// quota are not checked yet: so a limited number asks an extension at once, and the others wait
-// until ctx ends. This limit is separate from that of provisions, which recorded creates wait for.
+// choosePlace has the extension of sb choose one of its hosts, except those of avoid, and sets sb.Host to it; the caller
+// commits it. Extensions without a choice keep the requested host. The choice may have to ask hosts, also for creates whose
+// credit and quota are not checked yet. So only a limited number of creates asks an extension at once, and the others wait
+// until ctx ends. This limit is separate from that of provisions, for which recorded creates wait.
 func (bx box) choosePlace(ctx context.Context, env map[string]string, avoid []string) error {
 	e := bx.m.extension(bx.sb.Extension)
 	if e == nil || e.Backend == nil || !e.Backend.Places() {
@@ -35,15 +34,15 @@ func (bx box) choosePlace(ctx context.Context, env map[string]string, avoid []st
 	return err
 }
 
-// clearPlace has a place chosen again for the next generation of sb.
+// clearPlace removes the host from the record of sb, so that the next generation gets a new choice.
 func (bx box) clearPlace() {
 	if e := bx.m.extension(bx.sb.Extension); e != nil && e.Backend != nil && e.Backend.Places() {
 		bx.sb.Host, bx.sb.Untouched = "", true
 	}
 }
 
-// ensurePlace commits where sb is made, if its record does not say. It looks first for an object
-// that an older broker may have made.
+// ensurePlace commits the host on which sb is made, if its record has none. It first looks for an object that an older broker
+// may have made.
 func (wk backed) ensurePlace(ctx context.Context, env map[string]string) error {
 	if !wk.b.Places() || wk.sb.Host != "" {
 		if wk.sb.Untouched { // of a former process, which did not come to end it
@@ -95,9 +94,8 @@ func (bx box) discoverHost(ctx context.Context, b *backend.Backend) (string, err
 	return found.Handle.Host, nil
 }
 
-// tryOtherHost commits another host for sb, which could not be made at the last one of avoid
-// because of err, and reports whether there is one. Nothing may be left behind first. There is
-// no other way to another host.
+// tryOtherHost commits another host for sb, which the last host of avoid could not make because of err, and reports whether
+// there is one. Nothing may be left on the former host. This is the only way by which sb gets another host.
 func (wk backed) tryOtherHost(ctx context.Context, env map[string]string, avoid []string, untouched bool, err error) bool {
 	retryable := isKind(err, sandboxer.Unavailable) || isKind(err, sandboxer.Exhausted)
 	if !wk.b.Places() || !retryable || wk.sb.Spec.Host != "" || lifecycle.SourceOf(wk.sb) != "" && lifecycle.IsNative(wk.sb) {
@@ -158,7 +156,7 @@ func (bx box) commitUntouched(ctx context.Context) error {
 	})
 }
 
-// recordHost fills in the host of sb, which its record does not have.
+// recordHost adds the host of sb to its record, which has none.
 func (ps *pass) recordHost(sb *sandboxer.Sandbox, at sandboxer.Handle) {
 	ps.async(func() {
 		err := ps.m.box(sb).update(ps.m.ctx, func(sb *sandboxer.Sandbox, _ *sandboxer.Writes) error {
@@ -174,8 +172,8 @@ func (ps *pass) recordHost(sb *sandboxer.Sandbox, at sandboxer.Handle) {
 	})
 }
 
-// Recorded returns the handles of the sandboxes of an extension that have not ended as far as
-// their records say, and of what may be left there of others. A damaged record yields only ID and generation.
+// Recorded returns the handles of the sandboxes of an extension that have not ended by their records, and of the debts of
+// others there. A damaged record yields only ID and generation.
 func Recorded(ctx context.Context, store sandboxer.Store, extension string) ([]sandboxer.Handle, error) {
 	var all []sandboxer.Handle
 	for _, q := range []sandboxer.Query{{Extension: extension}, {DebtsAt: extension}} {

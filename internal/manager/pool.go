@@ -20,19 +20,19 @@ import (
 )
 
 const (
-	// basisEvery is how often a pool asks what its sandboxes would be made of.
+	// basisEvery is how often a pool asks from which parts its sandboxes would be made.
 	basisEvery = 30 * time.Second
-	// idleFor is how long an extension must have had no request for a sandbox before one
-	// is made for a pool, and maxIdleWait how long a pool waits for that: requests go first.
+	// idleFor is how long an extension must be without requests before a sandbox is made for a pool, and maxIdleWait how long a
+	// pool waits for that: requests come first.
 	idleFor     = 150 * time.Millisecond
 	maxIdleWait = 2 * time.Second
 )
 
-// poolActor is the actor of what is done for pools.
+// poolActor is the actor of changes that pools make.
 const poolActor = "pool"
 
-// A pool keeps sandboxes of one profile warm. The database has its members. This is only a
-// cache, which makes claims fast and which the next look corrects.
+// A pool keeps sandboxes of one profile warm. The database has its members; this is a cache that makes claims fast, and that
+// the next look at the database corrects.
 type pool struct {
 	m       *Manager
 	profile sandboxer.Profile
@@ -51,7 +51,7 @@ type pool struct {
 	claimed, cold int64
 }
 
-// demand knows when an extension was last asked for a sandbox.
+// demand knows when an extension last got a request for a sandbox.
 type demand struct {
 	mu   sync.Mutex
 	now  int
@@ -113,7 +113,7 @@ func (p *pool) whyCold(o *creation) string {
 	return ""
 }
 
-// takeReady hands out a sandbox that should be ready, to one caller.
+// takeReady gives one caller a sandbox that should be ready.
 func (p *pool) takeReady() (id string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -139,7 +139,7 @@ func (p *pool) countCreate(warm bool) {
 	p.m.wakePools()
 }
 
-// wakePools has the pools looked after.
+// wakePools wakes the keeper of the pools.
 func (m *Manager) wakePools() {
 	select {
 	case m.poolsDue <- struct{}{}:
@@ -147,7 +147,7 @@ func (m *Manager) wakePools() {
 	}
 }
 
-// claimOrCreate answers c with a sandbox of the pool, or with a new one.
+// claimOrCreate answers c with a sandbox from the pool, or with a new one.
 func (c *creation) claimOrCreate(ctx context.Context) (*sandboxer.Sandbox, error) {
 	defer c.ext.demand.begin()()
 	make := c.startCreate
@@ -213,9 +213,9 @@ func (c *creation) claimFromPool(ctx context.Context, p *pool, id string) (*sand
 	return sb, err
 }
 
-// claimPooled is the job behind claimFromPool: one compare-and-swap makes the sandbox c's, with the hold, the
-// idempotency key and the event; then finishClaim gives it what its owner asked for. If the broker dies in between,
-// the record is creating, as after any create.
+// claimPooled is the job of claimFromPool: one compare-and-swap makes the sandbox c's, with the hold, the idempotency key and
+// the event; then finishClaim adds the requested parts. If the broker dies in between, the record is creating, as after any
+// create.
 func (c *creation) claimPooled(ctx context.Context, j *job, p *pool) (*sandboxer.Sandbox, error) {
 	sb, err := c.m.store.SandboxGeneration(ctx, c.ID, 1)
 	if isKind(err, sandboxer.NotFound) {
@@ -266,8 +266,8 @@ func (c *creation) claimPooled(ctx context.Context, j *job, p *pool) (*sandboxer
 	return c.m.box(sb).in(j).build(ctx)
 }
 
-// finishClaim gives a claimed sandbox what its owner asked for. If that fails
-// because of the sandbox, it is removed, and another is made in its place.
+// finishClaim adds the requested parts to a claimed sandbox. If that fails because of the sandbox, the sandbox is removed and
+// made again.
 func (wk backed) finishClaim(ctx context.Context) error {
 	spec, err := wk.specFor(ctx)
 	if err != nil {
@@ -328,7 +328,7 @@ func (wk work) addToPool(ctx context.Context, reach sandboxer.Reachability) (*sa
 	return wk.sb, nil
 }
 
-// keepPools looks after the pools until the manager closes.
+// keepPools keeps the pools full until the manager closes.
 func (m *Manager) keepPools() {
 	tick := time.NewTicker(m.opts.SweepEvery)
 	defer tick.Stop()
@@ -350,8 +350,8 @@ func (m *Manager) keepPools() {
 	}
 }
 
-// keepPoolFull tends p until no more callers ask for it. If another goroutine tends p already, that
-// one looks once more, because it may have looked before there was a reason to.
+// keepPoolFull fills p until no more callers ask for that. If another goroutine fills p already, that one looks at p once more,
+// because it may have looked before this call.
 func (p *pool) keepPoolFull(ctx context.Context) {
 	for p.due.Load() && p.filling.TryLock() {
 		for p.due.Swap(false) {
@@ -387,8 +387,8 @@ func (p *pool) members(ctx context.Context) (warm []*sandboxer.Sandbox, making i
 	return warm, making, err
 }
 
-// fillPool brings the pool to its size: it removes unusable sandboxes and makes missing ones,
-// one after the other.
+// fillPool makes the pool as large as its profile says: it removes unusable sandboxes and makes missing ones, one after the
+// other.
 func (p *pool) fillPool(ctx context.Context) error {
 	for ctx.Err() == nil {
 		p.mu.Lock()
@@ -448,8 +448,8 @@ func (p *pool) poolFailed(cause error) error {
 	return cause
 }
 
-// basis returns the digest of what a sandbox of the pool would be made of now. With
-// known, it uses only what was asked before.
+// basis returns the digest of the parts from which a sandbox of the pool would be made now. With known, it uses only earlier
+// answers of the backend.
 func (p *pool) basis(ctx context.Context, known bool) (string, error) {
 	p.mu.Lock()
 	key, at := p.key, p.keyAt
@@ -599,9 +599,8 @@ func (m *Manager) Pools(ctx context.Context) ([]PoolStatus, error) {
 	return out, nil
 }
 
-// DrainPool removes every sandbox that waits in the pool of the profile and returns how
-// many there were, with the ID of the profile; new ones take their place. It needs the
-// admin scope. Kinds: NotFound for a profile that does not exist, Invalid for one that
+// DrainPool removes every sandbox that waits in the pool of the profile, and returns their number and the ID of the profile;
+// new ones take their place. It needs the admin scope. Kinds: NotFound for a profile that does not exist, Invalid for one that
 // keeps no pool.
 func (m *Manager) DrainPool(ctx context.Context, profile string) (id string, removed int, _ error) {
 	if _, err := access.May(ctx, sandboxer.ScopeAdmin); err != nil {

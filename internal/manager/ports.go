@@ -15,7 +15,7 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/lifecycle"
 )
 
-// PortInfo is what is known about one port of a sandbox.
+// PortInfo describes one port of a sandbox.
 type PortInfo struct {
 	sandboxer.Port
 	Declared  bool  // by the profile
@@ -62,8 +62,7 @@ func (m *Manager) ClosePort(ctx context.Context, ref string, port int) (*sandbox
 	})
 }
 
-// RevokePort ends every signed URL of an open port, and the connections through it,
-// which stays open. NotFound: it is not open.
+// RevokePort ends every signed URL of an open port, and its connections. The port stays open. NotFound: it is not open.
 func (m *Manager) RevokePort(ctx context.Context, ref string, port int) (*sandboxer.Sandbox, error) {
 	return m.changePort(ctx, ref, port, func(sb *sandboxer.Sandbox, open int) (string, error) {
 		if open < 0 {
@@ -118,8 +117,8 @@ func openAt(sb *sandboxer.Sandbox, port int) int {
 	return slices.IndexFunc(sb.Opened, func(o sandboxer.OpenPort) bool { return o.Port == port })
 }
 
-// Ports lists what is known about the ports of a sandbox: declared, published, open,
-// and which have a listener, as far as that can be seen. Looking is not using.
+// Ports lists the ports of a sandbox: declared, published and open ones, and those with a listener, as far as that can be found
+// out. This does not count as use.
 func (m *Manager) Ports(ctx context.Context, ref string) (*sandboxer.Sandbox, []PortInfo, error) {
 	sb, err := m.find(ctx, sandboxer.ScopeRead, ref)
 	if err != nil {
@@ -160,7 +159,7 @@ func (m *Manager) Ports(ctx context.Context, ref string) (*sandboxer.Sandbox, []
 	return sb, list, nil
 }
 
-// listening says which TCP ports have a listener.
+// listening returns the TCP ports that have a listener.
 func (bx box) listening(ctx context.Context) ([]int, error) {
 	b, err := bx.m.backend(bx.sb.Extension)
 	if err != nil {
@@ -178,9 +177,9 @@ const (
 	MaxPortTTL     = 7 * 24 * time.Hour
 )
 
-// SignPort returns a token that lets its bearer, without any other credential, use an
-// open port through the port proxy, for ttl (0: DefaultPortTTL). It ends earlier with
-// this generation of the sandbox, ClosePort and RevokePort. NotFound: it is not open.
+// SignPort returns a token that lets its bearer use an open port through the port proxy without any other credential, for ttl
+// (0: DefaultPortTTL). The token also ends with this generation of the sandbox, by ClosePort and by RevokePort. NotFound: the
+// port is not open.
 func (m *Manager) SignPort(ctx context.Context, ref string, port int, ttl time.Duration) (sandboxer.Secret, *sandboxer.Sandbox, time.Time, error) {
 	if ttl == 0 {
 		ttl = DefaultPortTTL
@@ -233,8 +232,8 @@ type Visit struct {
 var errNoVisit = sandboxer.E(sandboxer.Unauthenticated, nil, "there is no such port, or it is private").
 	WithHint("ask its owner for a signed URL (sandboxer port url ID PORT), or send an API key")
 
-// Visit opens the way to a port. Every token that is not valid, for whatever reason, is
-// the same Unauthenticated. For a principal: NotFound, Conflict (it does not run).
+// Visit begins a use of a port. Kinds: Unauthenticated for every invalid token, whatever the reason; for a principal NotFound,
+// or Conflict if the sandbox does not run.
 func (m *Manager) Visit(ctx context.Context, a PortAccess) (*Visit, error) {
 	v := &Visit{Port: a.Port}
 	signed := a.Token != ""
@@ -309,10 +308,9 @@ func (m *Manager) Visit(ctx context.Context, a PortAccess) (*Visit, error) {
 	return v, nil
 }
 
-// beginVisit makes v a use of the sandbox id, which kind counts, until v.End is called. The opening ends with
-// ctx, the visit itself with stay. A caller that ended the right to visit before this visit was counted did not
-// see it: so check decides by the record as it is then whether the visit may begin, and whether the object is
-// still the one that runs.
+// beginVisit counts v as a use of the sandbox id, in kind, until v.End is called. The opening ends with ctx, the visit itself
+// with stay. The right to visit may have ended just before the visit was counted, so check decides by the present record
+// whether the visit may begin, and whether the object is still the one that runs.
 func (m *Manager) beginVisit(ctx, stay context.Context, v *Visit, kind *access.Limiter, id string, check func(now *sandboxer.Sandbox, running bool) error) error {
 	sb, b, h, end, err := m.beginUse(ctx, kind, sandboxer.ScopeWrite, id)
 	if err != nil {

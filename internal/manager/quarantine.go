@@ -15,13 +15,11 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/lifecycle"
 )
 
-// A record is written before anything exists. An object of this installation whose ID or generation
-// the database never had is therefore younger than the database: it was restored from a backup, or
-// lost its latest writes. The object may be a tenant's work, so it is quarantined: it is kept and
-// reported until its fuse, or until an administrator destroys it.
+// A record is written before anything exists. An object of this installation whose ID or generation the database never had is
+// therefore younger than the database, which was restored from a backup or lost its latest writes. The object may be the work
+// of a tenant, so it is quarantined: it is kept and reported until its fuse, or until an administrator destroys it.
 
-// maxQuarantine bounds for how many quarantined objects more is remembered than that they are
-// kept.
+// maxQuarantine bounds the number of quarantined objects whose details are remembered. More are kept, too.
 const maxQuarantine = sandboxer.MaxPage
 
 // Quarantined is an object of this installation that its database does not know.
@@ -35,9 +33,9 @@ type Quarantined struct {
 	Why        string    `json:"why"`
 }
 
-// quarantine has the quarantined objects, as far as surveys have seen them.
+// quarantine has the quarantined objects that surveys have seen.
 //
-// mu guards the map and the objects in it. Neither the store nor a backend is called under it.
+// mu guards the map and the objects in it. Neither the store nor a backend is called while it is held.
 type quarantine struct {
 	mu      sync.Mutex
 	objects map[objectKey]*quarantinedObject
@@ -54,8 +52,8 @@ type quarantinedObject struct {
 
 func newQuarantine() *quarantine { return &quarantine{objects: map[objectKey]*quarantinedObject{}} }
 
-// see notes that k is listed, and says whether it is to be kept and whether its backend is to
-// be asked about it now. In a grace period, or while the sweep is on hold, no fuse expires.
+// see notes that k is listed, and says whether to keep it and whether to ask its backend about it now. In a grace period, or
+// while the sweep is on hold, no fuse expires.
 func (q *quarantine) see(k objectKey, host string, now time.Time, grace bool) (keep, look bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -77,8 +75,8 @@ func (q *quarantine) see(k objectKey, host string, now time.Time, grace bool) (k
 	return !over && !o.dead, look
 }
 
-// inspected notes the backend's answer about k: what was found of it, if anything, and whether it is
-// alive. It returns whether k has to be reported, for the first time.
+// inspected notes the answer of the backend about k: its data, if any, and whether it is alive. It returns whether k has to be
+// reported, for the first time.
 func (q *quarantine) inspected(k objectKey, found sandboxer.Found, alive sandboxer.Liveness, now time.Time) (_ Quarantined, report bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -102,7 +100,7 @@ func (q *quarantine) inspected(k objectKey, found sandboxer.Found, alive sandbox
 	return o.Quarantined, report
 }
 
-// reportAgain has the next inspection of k report it, as the last one could not.
+// reportAgain makes the next inspection of k report it, because the last report failed.
 func (q *quarantine) reportAgain(k objectKey) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -111,8 +109,7 @@ func (q *quarantine) reportAgain(k objectKey) {
 	}
 }
 
-// release forgets the objects of an extension that are explained by now or, if the listing was
-// complete, not listed any more.
+// release forgets those objects of an extension that have a record now or, if the listing was complete, are no longer listed.
 func (q *quarantine) release(extension string, listed map[objectKey]sandboxer.Handle, explained map[objectKey]bool, whole bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -157,8 +154,7 @@ func (q *quarantine) list(id string) []Quarantined {
 	return all
 }
 
-// quarantineObject says whether the object k, which the database does not know, is to be kept,
-// and has it inspected and reported.
+// quarantineObject says whether to keep the object k, which the database does not know, and has it inspected and reported.
 func (ps *pass) quarantineObject(e *extension, k objectKey, h sandboxer.Handle) (keep bool) {
 	now := time.Now()
 	keep, look := ps.m.quarantine.see(k, h.Host, now, ps.m.clock.inGracePeriod(now) || ps.m.hold.held())
@@ -257,9 +253,8 @@ func (m *Manager) unknownObjects(ctx context.Context, id string) (all []unknownO
 	return all, nil
 }
 
-// isQuarantinedID reports whether an extension has an object under id that the database does not
-// know, so that nothing new may be made under it. Once a survey has listed what the
-// extensions have, no extension is asked.
+// isQuarantinedID reports whether an extension has an object under id that the database does not know, so that nothing new may
+// be made under id. After a survey has listed the objects of the extensions, no extension is asked.
 func (m *Manager) isQuarantinedID(ctx context.Context, id string) (bool, error) {
 	// A survey that ends meanwhile has put what it saw into the quarantine, so that is looked at last.
 	var unseen []*extension

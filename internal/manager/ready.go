@@ -22,8 +22,8 @@ import (
 )
 
 const (
-	// readyStep is the first pause before a sandbox is asked again. Each pause is a quarter longer, up to
-	// maxReadyStep: so a sandbox that starts fast is late by no more than a quarter of its start time.
+	// readyStep is the first pause before a sandbox is asked again. Each pause is a quarter longer than the one before, up to
+	// maxReadyStep. So at most a quarter is added to the start time of a fast sandbox.
 	readyStep    = 5 * time.Millisecond
 	maxReadyStep = 100 * time.Millisecond
 	// maxReadyAnswer bounds the part of an answer that is read (only its status counts), and
@@ -32,20 +32,19 @@ const (
 	maxReadySaid   = 200
 )
 
-// An asker asks a sandbox once whether it is ready. answer is the result, for people. An
-// error ends the asking: to repeat it would not help.
+// An asker asks a sandbox once whether it is ready. answer is the result, as text for users. After an error there is no point
+// in asking again.
 type asker func(ctx context.Context) (ready bool, answer string, err error)
 
-// wantsAnswer reports whether the ready check of sb is to run: whenever its processes
-// were started, and not when frozen ones go on.
+// wantsAnswer reports whether the ready check of sb is to run: whenever its processes were started, and not when frozen ones
+// continue.
 func wantsAnswer(sb *sandboxer.Sandbox) bool {
 	started := !lifecycle.IsPaused(sb) || sb.Pause.Depth == sandboxer.PauseFiles && !sb.Pause.Undo
 	return sb.Spec.Profile.Ready.Asks() && started && !lifecycle.IsPooled(sb)
 }
 
-// awaitAnswer returns when sb, which its extension calls ready, answers as its profile wants, and
-// notes the answer in j. A resumed sandbox runs without it, with a warning: its content must
-// not become unreachable for good.
+// awaitAnswer waits until sb, which its extension reports as ready, passes the ready check of its profile, and notes the answer
+// in j. A resumed sandbox runs even if the check fails, with a warning, so that its content stays reachable.
 func (wk backed) awaitAnswer(ctx context.Context, reach sandboxer.Reachability) error {
 	check := wk.sb.Spec.Profile.Ready.WithDefaults()
 	ask, what, err := askerFor(wk.b, wk.sb.Handle, check, reach)
@@ -78,8 +77,7 @@ func (wk backed) awaitAnswer(ctx context.Context, reach sandboxer.Reachability) 
 // errNotReady says that the time to get ready is over.
 var errNotReady = errors.New("not ready in time")
 
-// askUntil asks until the answer is the wanted one, or the time has run out. It returns the last
-// answer.
+// askUntil asks until the check passes, or until the time is over. It returns the last answer.
 func askUntil(ctx context.Context, ask asker, limit time.Duration, waiting func(answer string)) (string, error) {
 	asking, cancel := context.WithTimeoutCause(ctx, limit, errNotReady)
 	defer cancel()
@@ -110,7 +108,7 @@ func isOver(ctx context.Context) bool {
 	return ctx.Err() != nil || ok && !time.Now().Before(deadline)
 }
 
-// askerFor returns what asks the sandbox of h for check, and what that is, for people.
+// askerFor returns the asker for check and the sandbox of h, and its description for users.
 func askerFor(b *backend.Backend, h sandboxer.Handle, check sandboxer.ReadyCheck, reach sandboxer.Reachability) (ask asker, what string, err error) {
 	if len(check.Command) > 0 {
 		return commandAsker(b, h, check.Command), "the command " + strconv.Quote(check.Command[0]), nil
@@ -158,7 +156,7 @@ func askerFor(b *backend.Backend, h sandboxer.Handle, check sandboxer.ReadyCheck
 	}, what, nil
 }
 
-// hopeless is err if asking again is of no use, and otherwise nil.
+// hopeless returns err if it is useless to ask again, and otherwise nil.
 func hopeless(err error) error {
 	for _, k := range []sandboxer.Kind{sandboxer.NotFound, sandboxer.Unsupported, sandboxer.Invalid, sandboxer.Denied} {
 		if isKind(err, k) {
@@ -168,8 +166,7 @@ func hopeless(err error) error {
 	return nil
 }
 
-// whyNoAnswer says why a request got no answer, in our own words: what came instead
-// is the guest's.
+// whyNoAnswer explains in our own words why a request got no answer. The text of the guest is not repeated.
 func whyNoAnswer(ctx context.Context, err error) string {
 	var known *sandboxer.Error
 	switch {

@@ -50,7 +50,7 @@ func (e *extension) reopen() {
 	}
 }
 
-// replace puts a changed copy of e in its place and returns it.
+// replace puts a changed copy of e in the place of e and returns the copy.
 func (e *extension) replace(change func(*Extension)) *extension {
 	next := *e
 	change(&next.Extension)
@@ -62,7 +62,7 @@ func (e *extension) replace(change func(*Extension)) *extension {
 	return &next
 }
 
-// extensionOpened starts at once everything that waited for e.
+// extensionOpened starts all work that waited for e.
 func (e *extension) extensionOpened() {
 	e.m.log.Info("extension is available now", "extension", e.Info.ID)
 	for _, p := range e.m.catalogue.Load().profiles {
@@ -87,7 +87,7 @@ func (e *extension) extensionOpened() {
 	e.m.newPass().async(func() { e.m.reportQuarantinedSnapshots(e.m.ctx) })
 }
 
-// retryNow retries at once what waits for its next try on e: e can be used again.
+// retryNow repeats at once all steps that wait for their next try on e, because e can be used again.
 func (e *extension) retryNow() {
 	err := e.m.records(e.m.ctx, sandboxer.Query{Extension: e.Info.ID, States: liveStates}, func(sb *sandboxer.Sandbox) {
 		if sb.Retries == 0 && sb.RetryAt.IsZero() || sb.Damaged != "" {

@@ -9,10 +9,9 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/lifecycle"
 )
 
-// Restore makes a sandbox from a sealed snapshot and returns it running. ID, generation,
-// owner, labels, tokens and time to live are its own. It is safe to repeat as Create
-// is. Kinds: as Create; NotFound when the snapshot is dropped, Conflict when it is not
-// sealed yet, Unsupported when its form cannot be restored there.
+// Restore makes a sandbox from a sealed snapshot and returns it running. It has its own ID, generation, owner, labels, tokens
+// and time to live. Restore is safe to repeat as Create is. Kinds: as Create; NotFound when the snapshot is dropped, Conflict
+// when it is not sealed yet, Unsupported when the extension cannot restore its form.
 func (m *Manager) Restore(ctx context.Context, ref string, req RestoreRequest) (*sandboxer.Sandbox, error) {
 	rec, err := m.findSnapshot(ctx, sandboxer.ScopeWrite, ref)
 	if isKind(err, sandboxer.NotFound) && req.Key != "" {
@@ -61,8 +60,7 @@ func (m *Manager) resolveRestore(p sandboxer.Principal, rec *sandboxer.SnapshotR
 	return m.creation(r), err
 }
 
-// A sourceError is why the source of a restore is not available: no host caused it, and
-// none was asked.
+// A sourceError says why the source of a restore is not available. No host caused it, and no host was asked.
 type sourceError struct{ error }
 
 func (e *sourceError) Unwrap() error { return e.error }
@@ -108,8 +106,7 @@ func isUnpacked(b *backend.Backend, sb *sandboxer.Sandbox) bool {
 	return lifecycle.SourceOf(sb) != "" && !lifecycle.IsNative(sb) && !lifecycle.IsFrozen(sb) && !b.Can(sandboxer.CanCheckpoint)
 }
 
-// unarchive fills the workspace of sb, whose object is ready and unused, with what the
-// snapshot holds.
+// unarchive fills the workspace of sb, whose object is ready and unused, with the files of the snapshot.
 func (bx box) unarchive(ctx context.Context, b *backend.Backend) error {
 	return bx.m.step(pUnarchive, func() error {
 		r, err := bx.m.load(ctx, lifecycle.SourceOf(bx.sb))

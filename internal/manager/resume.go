@@ -11,11 +11,9 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/spec"
 )
 
-// Resume lets a paused sandbox go on, and returns it running: under the same ID, with
-// the same name, addresses and tokens. Resuming a running sandbox is success. Concurrent
-// callers share one resume. If it fails the sandbox stays paused.
-// Kinds: Conflict when the sandbox is neither; NoCredit when more time has to be held
-// than the tenant can pay; the backend's kind when it failed.
+// Resume continues a paused sandbox, and returns it running: with the same ID, name, addresses and tokens. Resuming a running
+// sandbox is success. Concurrent callers share one resume. If it fails the sandbox stays paused. Kinds: Conflict when the
+// sandbox is neither paused nor running; NoCredit when the tenant cannot pay for more time; the backend's kind when it failed.
 func (m *Manager) Resume(ctx context.Context, ref string, req ResumeRequest) (*sandboxer.Sandbox, error) {
 	sb, err := m.find(ctx, sandboxer.ScopeWrite, ref)
 	if err != nil {
@@ -39,7 +37,7 @@ func (bx box) mayResume(ctx context.Context) error {
 	return bx.m.site().CheckStillAllowed(sandboxer.PrincipalFrom(ctx), prof, bx.sb.Spec, bx.sb.Secrets, "sandbox "+bx.sb.ID)
 }
 
-// resumeOrWait resumes sb, or waits for the job that does, and for a pause that is in progress.
+// resumeOrWait resumes sb. If a job does that already, or a pause is in progress, it waits for that first.
 func (bx box) resumeOrWait(ctx context.Context, ttl time.Duration) (*sandboxer.Sandbox, error) {
 	if err := bx.mayResume(ctx); err != nil {
 		return nil, err
@@ -149,7 +147,7 @@ func (wk work) beginResume(ctx context.Context, ttl time.Duration) (*sandboxer.S
 	return wk.build(ctx)
 }
 
-// unfreeze lets the frozen object of sb go on.
+// unfreeze continues the frozen object of sb.
 func (bx box) unfreeze(ctx context.Context, b *backend.Backend) error {
 	until := lifecycle.GoesOnUntil(bx.sb, now())
 	if !bx.sb.Spec.Fuse.IsZero() && b.Can(sandboxer.CanRenew) {
@@ -165,8 +163,8 @@ func (bx box) unfreeze(ctx context.Context, b *backend.Backend) error {
 	return bx.m.step(pUnfreeze, func() error { return b.Resume(ctx, bx.sb.Handle) })
 }
 
-// undoResume takes a sandbox that could not be resumed back to paused: its new object is torn
-// down, or frozen again, and the caller gets the reason.
+// undoResume returns a sandbox that could not be resumed to paused: its new object is torn down, or frozen again, and the
+// caller gets the reason.
 func (wk work) undoResume(ctx context.Context, cause error) error {
 	kind := kindForCaller(cause)
 	wk.m.log.WarnContext(ctx, "resume failed", "sandbox", wk.sb.ID, "generation", lifecycle.ObjectGeneration(wk.sb), "err", cause)

@@ -17,15 +17,14 @@ const (
 	// maxWaiting and maxWaitingOfTenant bound the requests that wait for room on one extension.
 	maxWaiting         = 1000
 	maxWaitingOfTenant = 100
-	// makeWayFor is how long a request waits, whatever its profile says, for a sandbox of a pool
-	// to make way for it.
+	// makeWayFor is how long a request waits, whatever its profile says, until a sandbox of a pool has ended to give it room.
 	makeWayFor = time.Minute
 )
 
-// rooms are the requests that wait for room, in one line for each extension. The database knows
-// how much room there is; the line only says which request tries next.
+// rooms are the requests that wait for room, in one line for each extension. The database knows how much room there is; the
+// line only says which request tries next.
 //
-// mu guards the lines and the waiters in them. The store is never called under it.
+// mu guards the lines and the waiters in them. The store is never called while it is held.
 type rooms struct {
 	mu    sync.Mutex
 	lines map[string]*line // by extension; none that is empty
@@ -80,8 +79,8 @@ type roomRequest struct {
 	leaving                    <-chan struct{} // closed when the caller no longer wants it; may be nil
 }
 
-// roomFor is the bound that the store checks for a change after which a sandbox of the profile takes room on
-// the extension; nil where nothing bounds it. The profile may be empty.
+// roomFor is the limit that the store checks for a change that gives a sandbox of the profile room on the extension; nil if
+// there is no limit. The profile may be empty.
 func (m *Manager) roomFor(extension, profile string) *sandboxer.Room {
 	r := sandboxer.Room{Extension: extension, Profile: profile}
 	if e := m.extension(extension); e != nil {
@@ -102,10 +101,10 @@ func isFull(err error) bool { return errors.As(err, new(*sandboxer.FullError)) }
 // errAbandoned says that the last caller left that waited for a sandbox that waited for room.
 var errAbandoned = sandboxer.E(sandboxer.Canceled, nil, "the client stopped waiting for the sandbox, and there was still no room for it")
 
-// withRoom calls commit, which writes that a sandbox takes room, within the bounds that it gets. If
-// there is no room it waits for it, as long as the profile says, and calls commit again; then also from
-// another goroutine, but never twice at a time. It returns the result of the last commit. Exhausted: there
-// is no room; Canceled: all callers that wait for j have left.
+// withRoom calls commit, which writes that a sandbox takes room, within the limits that it gets. If there is no room, withRoom
+// waits as long as the profile says, and commit is called again: perhaps from another goroutine, but never twice at a time. It
+// returns the result of the last commit. Kinds: Exhausted if there is no room; Canceled if all callers that wait for j have
+// left.
 func (j *job) withRoom(ctx context.Context, r roomRequest, commit func(*sandboxer.Room) error) error {
 	room := j.m.roomFor(r.extension, r.profile)
 	if room == nil {
@@ -149,7 +148,7 @@ func (j *job) withRoom(ctx context.Context, r roomRequest, commit func(*sandboxe
 	}
 }
 
-// serve has the line of the extension served: there may be room, or the time of a waiter ran out.
+// serve tries the line of the extension again: there may be room, or the time of a waiter ran out.
 func (m *Manager) serve(extension string) {
 	l := m.rooms.begin(extension)
 	if l == nil {
@@ -165,8 +164,8 @@ func (m *Manager) serve(extension string) {
 	})
 }
 
-// roomMade is called when a sandbox of the extension takes no room any more: requests that wait for room
-// go first, and then pools that found none.
+// roomMade is called when a sandbox of the extension no longer takes room. Requests that wait for room come first, then pools
+// that found none.
 func (m *Manager) roomMade(extension string) {
 	m.serve(extension)
 	for _, p := range m.catalogue.Load().pools {
@@ -216,8 +215,8 @@ func (m *Manager) serveOnce(l *line) {
 	m.rooms.refuse(l, full, why)
 }
 
-// makeWay ends sandboxes that wait in pools of the extension: one for each waiter for room on it for
-// which no pooled sandbox is being ended yet.
+// makeWay ends sandboxes that wait in pools of the extension: one for each waiter that lacks room on it and for which none is
+// being ended yet.
 func (m *Manager) makeWay(l *line, full map[string]error) {
 	hopeful := m.rooms.hopeful(l, full)
 	if len(hopeful) == 0 {
@@ -256,7 +255,7 @@ func (m *Manager) makeWay(l *line, full map[string]error) {
 	}
 }
 
-// anybody reports whether a request waits for room on the extension; with a profile, for one of that.
+// anybody reports whether a request waits for room on the extension; with a profile, whether one of that profile does.
 func (r *rooms) anybody(extension, profile string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -311,8 +310,8 @@ func (l *line) of(tenant string) *waitingTenant {
 	return l.tenants[i]
 }
 
-// begin makes the caller the one that serves the line, until end. It returns nil if no request waits, or
-// another goroutine serves the line, which then does so once more.
+// begin makes the caller the one that serves the line, until end. It returns nil if no request waits, or if another goroutine
+// serves the line; that one then serves it once more.
 func (r *rooms) begin(extension string) *line {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -403,8 +402,7 @@ func (r *rooms) leave(extension string, w *waiter, why error) {
 	r.lines[extension].remove(r, w, why)
 }
 
-// hopeful are the waiters that lack nothing but room on the extension, and for which no pooled sandbox is
-// being ended yet.
+// hopeful are the waiters that lack only room on the extension, and for which no pooled sandbox is being ended yet.
 func (r *rooms) hopeful(l *line, full map[string]error) (all []*waiter) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -424,7 +422,7 @@ func (r *rooms) hopeful(l *line, full map[string]error) (all []*waiter) {
 	return all
 }
 
-// giveWay notes that a pooled sandbox makes way for w until over is closed.
+// giveWay notes that a pooled sandbox is being ended for w, until over is closed.
 func (r *rooms) giveWay(w *waiter, over <-chan struct{}) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

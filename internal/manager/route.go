@@ -14,15 +14,15 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/spec"
 )
 
-// A said is what the backend of a creation said about it, once it was asked.
+// A said is the answer of the backend about a creation.
 type said struct {
 	checked *backend.Checked // its spec, which the backend has checked
 	quote   sandboxer.MeterQuote
 }
 
-// routed returns c on the candidate that serves it, with what became of the others. With all, the
-// backends of all candidates are asked; otherwise only of those that the decision needs. failed are the
-// extensions that could not make it, and why.
+// routed returns c on the candidate that serves it, with the verdicts on the others. With all, it asks the backends of all
+// candidates; otherwise only those that the decision needs. failed are the extensions that could not make the sandbox, with
+// their reasons.
 func (c *creation) routed(ctx context.Context, all bool, failed map[string]error) (*creation, []sandboxer.RouteChoice, error) {
 	r := *c.Routing
 	r.Views = append([]spec.View(nil), r.Views...) // a repeated try asks again
@@ -78,7 +78,7 @@ func (c *creation) routed(ctx context.Context, all bool, failed map[string]error
 	}
 }
 
-// on is c on another candidate, where the request is r.
+// on is c on another candidate; r is the request there.
 func (c *creation) on(r *spec.Resolved) *creation {
 	own := *c
 	own.Resolved = *r
@@ -87,15 +87,15 @@ func (c *creation) on(r *spec.Resolved) *creation {
 	return &own
 }
 
-// leaveAlone notes until when the extension is left alone; a zero time: it is not.
+// leaveAlone notes until when routes skip the extension; a zero time: they do not.
 func leaveAlone(v *spec.View, until time.Time) {
 	if v.RetryAt = until; !until.IsZero() {
 		v.RetryAfter = time.Until(until)
 	}
 }
 
-// view asks the backend of c, and notes in v what it says. With try c goes there, as the trial of a backend
-// that is left alone.
+// view asks the backend of c, and notes its answer in v. With try, c is then made there, as the trial of a backend that routes
+// skip.
 func (c *creation) view(ctx context.Context, v *spec.View, try bool) {
 	if try && c.isRouted() {
 		var until time.Time
@@ -139,7 +139,7 @@ func (c *creation) ask(ctx context.Context, sb *sandboxer.Sandbox) (known bool, 
 	return known, nil
 }
 
-// withWait is a route to a candidate where the request waited for room.
+// withWait is the route of a request that waited for room on the chosen candidate.
 func withWait(choices []sandboxer.RouteChoice, waited time.Duration) []sandboxer.RouteChoice {
 	out := slices.Clone(choices)
 	for i := range out {
@@ -153,9 +153,10 @@ func withWait(choices []sandboxer.RouteChoice, waited time.Duration) []sandboxer
 // isRouted reports whether there is more than one extension that may serve c.
 func (c *creation) isRouted() bool { return c.Routing != nil && c.Routing.Profile.Route != nil }
 
-// routeText says in an event where a request went, what the backend says there, and why it did not go to the candidates before.
+// routeText is the text of the event about a route: the chosen extension with its backend's remark, and the candidates before
+// it with their reasons.
 func routeText(sb *sandboxer.Sandbox) string {
-	text := "it goes to " + sb.Extension
+	text := "routed to " + sb.Extension
 	if sb.Quote.ByBackend && sb.Quote.Detail != "" {
 		text += " (" + sb.Quote.Detail + ")"
 	}
@@ -169,5 +170,5 @@ func routeText(sb *sandboxer.Sandbox) string {
 	if len(refused) == 0 {
 		return text
 	}
-	return text + ", and not to " + strings.Join(refused, ", ")
+	return text + ", not to " + strings.Join(refused, ", ")
 }

@@ -81,7 +81,7 @@ func TestRouted(t *testing.T) {
 	}
 	told := false
 	for _, ev := range page {
-		told = told || ev.Message == "it goes to ext.other, and not to ext.fake: fixed_image"
+		told = told || ev.Message == "routed to ext.other, not to ext.fake: fixed_image"
 	}
 	if !told {
 		t.Error("no event says where it went")
@@ -143,7 +143,7 @@ func TestRoutedElsewhere(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = r.Resume(acme, sb.ID, sandboxer.ResumeRequest{})
-	wantErr(t, err, sandboxer.Denied, "does not go to extension ext.fake any more")
+	wantErr(t, err, sandboxer.Denied, "no longer routes to extension ext.fake")
 	_, err = r.Restore(acme, rec.ID, sandboxer.RestoreRequest{})
 	wantErr(t, err, sandboxer.Unsupported, "native to ext.fake")
 	moved, err := r.Restore(acme, portable.ID, sandboxer.RestoreRequest{})

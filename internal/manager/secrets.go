@@ -42,8 +42,7 @@ func (s sealer) secrets(store sandboxer.Store) SecretReader {
 	}
 }
 
-// secretOwner returns the tenant whose secrets the caller means: its own, or the operator's, which are an
-// administrator's matter.
+// secretOwner returns the tenant of the secrets that the caller means: its own, or the operator's, which need an administrator.
 func secretOwner(ctx context.Context, scope sandboxer.Scope, operators bool) (tenant string, err error) {
 	if operators {
 		_, err := access.May(ctx, sandboxer.ScopeAdmin)
@@ -53,10 +52,10 @@ func secretOwner(ctx context.Context, scope sandboxer.Scope, operators bool) (te
 	return p.Tenant, err
 }
 
-// SetSecret stores value as the newest version of a secret of the caller's tenant, or of the operator. A value that the
-// newest version has already changes nothing. Sandboxes keep the version that they were created with. It needs the write
-// scope, and for the operator's the admin scope. Kinds: Invalid for the name or the value, Exhausted at
-// sandboxer.MaxSecrets and MaxSecretVersions.
+// SetSecret stores value as the newest version of a secret of the caller's tenant, or of the operator. If the newest version
+// has that value already, nothing changes. Sandboxes keep the version that they were created with. It needs the write scope,
+// and the admin scope for a secret of the operator. Kinds: Invalid for the name or the value, Exhausted at sandboxer.MaxSecrets
+// and MaxSecretVersions.
 func (m *Manager) SetSecret(ctx context.Context, name string, operators bool, value sandboxer.Secret) (sandboxer.SecretRecord, error) {
 	none := sandboxer.SecretRecord{}
 	tenant, err := secretOwner(ctx, sandboxer.ScopeWrite, operators)
@@ -90,7 +89,7 @@ func (m *Manager) SetSecret(ctx context.Context, name string, operators bool, va
 	return none, err
 }
 
-// checkSecretValue refuses what no environment variable and no setting can be.
+// checkSecretValue refuses values that no environment variable and no setting can have.
 func checkSecretValue(name, value string) error {
 	hint := "encode it, for example with base64"
 	problem := ""

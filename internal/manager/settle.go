@@ -12,12 +12,11 @@ import (
 )
 
 const (
-	// billWithin is how long a terminated sandbox may have something on hold, because its backend does
-	// not know yet what it cost.
+	// billWithin is how long a terminated sandbox may keep its hold because its backend does not know the cost yet.
 	billWithin = time.Hour
-	// correctWithin is how long the backend of a sandbox that was settled by the clock is asked after that.
+	// correctWithin is how long after that the backend is still asked about a sandbox that was charged by its running time.
 	correctWithin = 24 * time.Hour
-	// readWithin bounds the reading before a teardown, which may not wait for a meter.
+	// readWithin bounds the reading before a teardown, which must not wait for a slow meter.
 	readWithin = 5 * time.Second
 )
 
@@ -30,7 +29,7 @@ type reading struct {
 	pending string // why the backend does not know yet what it cost; "" if it does, or never will
 }
 
-// lived is how long sb ran, without its pauses, until it was to end or the time at.
+// lived is the running time of sb, without its pauses, until the request to end it or the time at.
 func lived(sb *sandboxer.Sandbox, at time.Time) time.Duration {
 	switch {
 	case sb.ReadyAt.IsZero():
@@ -44,9 +43,8 @@ func lived(sb *sandboxer.Sandbox, at time.Time) time.Duration {
 	return at.Sub(sb.ReadyAt) - sb.PausedFor
 }
 
-// isMetered reports whether the backend's meter counts the whole life of sb and nothing else: not the time that
-// its object waited in a pool, and not only the last of several objects. A sandbox that never ran costs
-// nothing.
+// isMetered reports whether the backend's meter counts exactly the life of sb: not the time that its object waited in a pool,
+// and not only the last of several objects. A sandbox that never ran costs nothing.
 func (bx box) isMetered() bool {
 	sb := bx.sb
 	if sb.ReadyAt.IsZero() || sb.Untouched || sb.Pool != "" {
@@ -60,8 +58,8 @@ func (bx box) isMetered() bool {
 	return err == nil && b.Can(sandboxer.CanMeter)
 }
 
-// keepReading asks the meter of a sandbox that is about to go, and keeps the answer in its record: the
-// backend may know nothing of it afterwards. What cannot be read holds up nothing.
+// keepReading asks the meter of a sandbox that is about to be removed, and stores the answer in its record, because the backend
+// may forget it afterwards. A failure to read delays nothing.
 func (bx box) keepReading(ctx context.Context) error {
 	if !bx.isMetered() || bx.sb.Usage.At.After(bx.sb.EndingAt) {
 		return nil
@@ -114,10 +112,10 @@ func (bx box) readMeter(ctx context.Context) reading {
 	return reading{usage: u}
 }
 
-// settle enters into sb, which has ended, and w what it cost: what the backend finally says that it cost, else
-// the price of the time from ready to the request to end it, without its pauses. The cost is posted, and
-// the rest of the hold, which is Quote.Amount, is released. While the backend does not know yet, the bill is
-// pending, for billWithin at most. over is what it cost beyond the hold: the tenant does not pay that.
+// settle adds the cost of sb, which has ended, to its record and to w: the final cost of the backend, or else the price of the
+// time from ready to the request to end it, without its pauses. The cost is posted, and the rest of the hold (Quote.Amount) is
+// released. While the backend does not know yet, the bill is pending, for billWithin at most. over is the cost beyond the hold,
+// which the tenant does not pay.
 func settle(ctx context.Context, sb *sandboxer.Sandbox, w *sandboxer.Writes, r reading) (over sandboxer.Credits) {
 	if !r.usage.At.IsZero() {
 		sb.Usage = r.usage
@@ -162,19 +160,18 @@ func settle(ctx context.Context, sb *sandboxer.Sandbox, w *sandboxer.Writes, r r
 	return over
 }
 
-// priced reports whether the meter says finally what sb cost. One without prices does not replace the profile's.
+// priced reports whether the reading is the final cost of sb. A reading without prices does not replace the profile's price.
 func priced(sb *sandboxer.Sandbox) bool {
 	return sb.Usage.Final && (sb.Quote.ByBackend || sb.Usage.Cost > 0)
 }
 
-// askLater notes why the backend of sb does not know what it cost, and when it is asked again.
+// askLater notes why the backend of sb does not know the cost, and the time of the next question.
 func askLater(sb *sandboxer.Sandbox, why string) {
 	sb.Retries++
 	sb.LastError, sb.RetryAt = why, now().Add(lifecycle.Backoff(sb.Retries, rand.Float64()))
 }
 
-// usageRow says what sb, which has ended, used and cost. The row has no key if there is nothing to say, because it never ran
-// for a tenant.
+// usageRow is the usage row of sb, which has ended. The row has no key if sb never ran for a tenant: then nothing is written.
 func usageRow(sb *sandboxer.Sandbox, t sandboxer.UsageType, cost sandboxer.Credits) sandboxer.UsageRow {
 	if sb.ReadyAt.IsZero() || sb.Tenant == "" {
 		return sandboxer.UsageRow{}
@@ -194,8 +191,8 @@ func usageRow(sb *sandboxer.Sandbox, t sandboxer.UsageType, cost sandboxer.Credi
 	return row
 }
 
-// correct enters into sb, which was settled by the clock, and w what its backend says now that it cost. The ledger does not
-// change. It is asked again later if it does not know yet, for correctWithin at most.
+// correct adds the cost that the backend reports now for sb, which was charged by its running time, to its record and to w. The
+// ledger does not change. If the backend does not know yet, it is asked again, for correctWithin at most.
 func correct(ctx context.Context, sb *sandboxer.Sandbox, w *sandboxer.Writes, r reading) (over sandboxer.Credits) {
 	if r.pending != "" && now().Before(sb.EndedAt.Add(billWithin+correctWithin)) {
 		askLater(sb, r.pending)
@@ -223,13 +220,13 @@ func (m *Manager) overrun(sb *sandboxer.Sandbox, over sandboxer.Credits) {
 	}
 }
 
-// settlePending settles the pending bills, and corrects the estimated ones, that are due to be asked about again.
+// settlePending settles pending bills, and corrects estimated ones, when their time comes.
 func (ps *pass) settlePending(ctx context.Context) {
 	ps.settleAll(ctx, unsettledQuery, billWithin)
 	ps.settleAll(ctx, sandboxer.Query{Billing: sandboxer.BillingEstimated}, billWithin+correctWithin)
 }
 
-// settleAll does that for the records that q selects. It waits for no backend once within has passed since their end.
+// settleAll does that for the records that q selects. It no longer waits for a backend once within has passed since their end.
 func (ps *pass) settleAll(ctx context.Context, q sandboxer.Query, within time.Duration) {
 	err := ps.m.records(ctx, q, func(sb *sandboxer.Sandbox) {
 		if sb.Damaged != "" || sb.Billing == "" {
@@ -269,7 +266,8 @@ func (ps *pass) settled(ctx context.Context, sb *sandboxer.Sandbox, err error) {
 	}
 }
 
-// billOf names the bill of sb among the locks of the sweep: a later sandbox may have its ID.
+// billOf is the name of the bill of sb among the locks of the sweep. It has the generation, because a later sandbox may have
+// the same ID.
 func billOf(sb *sandboxer.Sandbox) string { return bookingKey(sb, "bill") }
 
 // commitBill settles the pending bill of sb by that reading, or corrects an estimated one, or notes when its backend is asked again.

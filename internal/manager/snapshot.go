@@ -17,10 +17,9 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/suggest"
 )
 
-// Snapshot saves a running sandbox, which goes on running, and returns the record once
-// it is sealed: read back and verified. If the caller leaves, the work goes on. Kinds:
-// Unsupported where the extension cannot do what is asked; Conflict when the sandbox
-// does not run, or the name is taken; Exhausted when the tenant has too many.
+// Snapshot saves a running sandbox, which keeps running, and returns the record once it is sealed: read back and verified. If
+// the caller leaves, the work continues. Kinds: Unsupported if the extension cannot make the requested form; Conflict when the
+// sandbox does not run, or the name is taken; Exhausted when the tenant has too many.
 func (m *Manager) Snapshot(ctx context.Context, ref string, req SnapshotRequest) (*sandboxer.SnapshotRecord, error) {
 	sb, err := m.find(ctx, sandboxer.ScopeWrite, ref)
 	if err != nil {
@@ -82,8 +81,8 @@ func (bx box) takeSnapshot(ctx context.Context, req SnapshotRequest, purpose san
 	}
 }
 
-// kindFor decides the form of a snapshot on an extension, and refuses one that the extension or this
-// installation does not support.
+// kindFor returns the form of a snapshot on an extension, and refuses a form that the extension or this installation does not
+// support.
 func (m *Manager) kindFor(b *backend.Backend, ext string, kind sandboxer.SnapshotKind) (sandboxer.SnapshotKind, error) {
 	native, portable := b.Can(sandboxer.CanSnapshot), b.Can(sandboxer.CanArchive) && m.opts.SnapshotStore != nil
 	switch {
@@ -197,7 +196,7 @@ func (bx box) sealFor(rec *sandboxer.SnapshotRecord) error {
 	return err
 }
 
-// data saves sb in the forms that rec asks for and completes rec with the receipts.
+// data saves sb in the forms of rec, and adds the receipts to rec.
 func (sv save) data(ctx context.Context) error {
 	if sv.rec.Kind.Has(sandboxer.SnapshotNative) {
 		err := sv.m.step(pSave, func() (err error) { sv.rec.Native, err = sv.b.Snapshot(ctx, sv.sb.Handle, sv.rec.ID); return err })
@@ -257,8 +256,7 @@ func earlier(a, b time.Time) time.Time {
 	return a
 }
 
-// putSnapshot writes rec with an event that says what happened to it, within the tenant's
-// quota for what it takes.
+// putSnapshot writes rec with an event about it, within the tenant's quota for its resources.
 func (m *Manager) putSnapshot(ctx context.Context, rec *sandboxer.SnapshotRecord, what string, takes ...sandboxer.Resource) error {
 	w := sandboxer.Writes{Snapshots: []*sandboxer.SnapshotRecord{rec}, Quota: m.QuotaFor(rec.Tenant, takes...)}
 	if what != "" {
@@ -329,9 +327,8 @@ func notSealed(rec *sandboxer.SnapshotRecord) error {
 		WithHint("wait until it is: sandboxer snapshot get %s", rec.ID)
 }
 
-// GetSnapshot returns the snapshot that ref means: an ID, a name, or the beginning of
-// an ID that only one has ("snap-" may be left out). A dropped snapshot has no name any
-// more, and one that is not dropped goes before it.
+// GetSnapshot returns the snapshot that ref means: an ID, a name, or the beginning of an ID that only one has ("snap-" may be
+// left out). A dropped snapshot has no name any more. A snapshot that is not dropped takes precedence over a dropped one.
 func (m *Manager) GetSnapshot(ctx context.Context, ref string) (*sandboxer.SnapshotRecord, error) {
 	return m.findSnapshot(ctx, sandboxer.ScopeRead, ref)
 }

@@ -10,11 +10,10 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/lifecycle"
 )
 
-// DropSnapshot removes a snapshot and returns its record, dropped. Sandboxes restored
-// from it live on. A snapshot that is dropped already is success. An administrator may name one that
-// the database does not know, by its whole ID. Conflict: something is
-// being restored from it, or a paused sandbox resumes from it. If the backend cannot
-// do it now, the error is Unavailable and the sweep goes on until it is done.
+// DropSnapshot removes a snapshot and returns its record, dropped. Sandboxes restored from it are not affected. A snapshot that
+// is dropped already is success. An administrator may name one that the database does not know, by its whole ID. Conflict: a
+// sandbox is being restored from it, or a paused sandbox resumes from it. If the backend cannot drop it now, the error is
+// Unavailable and the sweep continues until it is dropped.
 func (m *Manager) DropSnapshot(ctx context.Context, ref string) (*sandboxer.SnapshotRecord, error) {
 	rec, err := m.findSnapshot(ctx, sandboxer.ScopeWrite, ref)
 	if isKind(err, sandboxer.NotFound) {
@@ -59,8 +58,8 @@ func (m *Manager) dropInternal(ctx context.Context, id string) {
 	}
 }
 
-// dropByID drops one snapshot unless it is in use. due, if it is not nil, decides by the current record whether that
-// is still to be done, and what to note as the reason.
+// dropByID drops one snapshot unless it is in use. due, if not nil, decides by the current record whether the drop is still
+// due, and returns the reason to note.
 func (m *Manager) dropByID(ctx context.Context, id string, due func(*sandboxer.SnapshotRecord) (bool, string, error)) (*sandboxer.SnapshotRecord, error) {
 	release, err := m.pins.claim(id)
 	if err != nil {
@@ -168,9 +167,8 @@ func (m *Manager) removeSnapshotData(ctx context.Context, rec *sandboxer.Snapsho
 	return nil
 }
 
-// sweepSnapshots drops the snapshots that are due: those that a dead process was
-// saving, those that expired, and those that the broker made for a sandbox or a fork that no
-// longer needs them.
+// sweepSnapshots drops the snapshots that are due: those that a former process was saving, those that expired, and those that
+// the broker made for a sandbox or a fork that no longer needs them.
 func (ps *pass) sweepSnapshots(ctx context.Context, at time.Time) error {
 	for _, q := range []sandboxer.SnapshotQuery{
 		{States: []sandboxer.SnapshotState{sandboxer.SnapshotSaving, sandboxer.SnapshotDropping}},
@@ -222,7 +220,7 @@ func (ps *pass) sweepSnapshot(ctx context.Context, rec *sandboxer.SnapshotRecord
 	return nil
 }
 
-// whyDrop says why rec is to be dropped now, or "".
+// whyDrop returns why rec is due to be dropped, or "".
 func (m *Manager) whyDrop(ctx context.Context, rec *sandboxer.SnapshotRecord, at time.Time) (why string, err error) {
 	if m.hold.held() && rec.State != sandboxer.SnapshotDropping {
 		return "", nil

@@ -26,7 +26,7 @@ func (m *Manager) portable(ctx context.Context, ref string) (*sandboxer.Snapshot
 	case rec.State != sandboxer.SnapshotSealed:
 		return nil, notSealed(rec)
 	case !rec.Kind.Has(sandboxer.SnapshotPortable):
-		return nil, sandboxer.E(sandboxer.Unsupported, nil, "snapshot %s is native to %s: its files cannot be listed", rec.ID, rec.Extension).
+		return nil, sandboxer.E(sandboxer.Unsupported, nil, "snapshot %s has only the native form of %s: its files cannot be compared or exported", rec.ID, rec.Extension).
 			WithHint("make a portable one of the sandbox: sandboxer snapshot create --portable %s", rec.ShownSandbox())
 	case m.opts.SnapshotStore == nil:
 		return nil, sandboxer.E(sandboxer.Unavailable, nil, "this installation no longer stores portable snapshots")

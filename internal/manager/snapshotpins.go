@@ -6,12 +6,11 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// snapshotPins says which snapshots this process is reading or restoring from, so that none
-// of them is dropped meanwhile, and which it is saving or dropping, which needs exclusive use.
-// Uses that must outlive the process are in the records: see restoringFrom.
+// snapshotPins has the snapshots that this process reads or restores from, so that none of them is dropped meanwhile, and those
+// that it saves or drops, which needs exclusive use. Uses that must outlive the process are in the records: see restoringFrom.
 //
-// mu guards the counts. Nothing else happens under it: the caller checks whether a snapshot
-// exists and is sealed once it has its pin.
+// mu guards the counts. Nothing else happens while it is held: a caller first pins a snapshot, and then checks whether it
+// exists and is sealed.
 type snapshotPins struct {
 	mu    sync.Mutex
 	users map[string]int // by snapshot ID: how many read it; claimed while one saves or drops it

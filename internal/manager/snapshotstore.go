@@ -9,8 +9,8 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// How long a call of the store of portable snapshots may take. One that hangs must not
-// block anything for ever; one that takes long because of much data must not be cut.
+// The time limits of calls of the store of portable snapshots. A call that hangs must not block other work for ever; a call
+// that takes long because of much data must not be cut off.
 const (
 	storeAsk  = time.Minute      // a question about names, and a drop
 	storeRead = 5 * time.Minute  // reading, from the last piece on
@@ -125,8 +125,8 @@ func (w *storeWatch) cause(err error) error {
 	return err
 }
 
-// hung reports whether err says that the store did not answer, as opposed to a
-// bad answer: the next call would wait as long again.
+// hung reports whether err says that the store did not answer, as opposed to a bad answer: then the next call would wait as
+// long again.
 func hung(err error, since time.Time) bool {
 	return sandboxer.KindOf(err) == sandboxer.Unavailable && time.Since(since) >= storeAsk/2
 }

@@ -10,8 +10,8 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/lifecycle"
 )
 
-// probeEvery is how often each sandbox that its backend lists is probed, too. A listed
-// sandbox exists, but need not be alive: a crash leaves remains.
+// probeEvery is how often a sandbox that its backend lists is also probed. A listed sandbox exists, but may be dead: a crash
+// leaves remains.
 const probeEvery = 30 * time.Second
 
 // An objectKey is an object outside, as a backend lists it.
@@ -20,8 +20,8 @@ type objectKey struct {
 	generation    int
 }
 
-// surveyAll starts a survey of every extension. If one is in progress, that one is enough
-// unless again is set: then another follows it.
+// surveyAll starts a survey of every extension. If one is in progress, no other is started, unless again is set: then another
+// follows it.
 func (ps *pass) surveyAll(again bool) {
 	for _, e := range ps.m.extensions() {
 		ps.async(func() {
@@ -41,8 +41,8 @@ func (ps *pass) surveyAll(again bool) {
 	}
 }
 
-// surveyLogEvery is how often the log says that an extension still cannot be surveyed for the same kind of reason. Otherwise an
-// unreachable engine would fill the log: surveys follow each other by seconds.
+// surveyLogEvery is how often the log repeats that an extension cannot be surveyed for the same kind of reason. Surveys follow
+// each other within seconds, so an unreachable engine would fill the log otherwise.
 const surveyLogEvery = 10 * time.Minute
 
 // surveyLog is the last log message about an extension's surveys.
@@ -63,7 +63,7 @@ func (l *surveyLog) note(log *slog.Logger, extension string, err error) {
 	}
 }
 
-// A survey is one comparison of the records of an extension with what its backend has.
+// A survey is one comparison of the records of an extension with the objects of its backend.
 type survey struct {
 	e         *extension
 	at        time.Time
@@ -112,7 +112,7 @@ func (ps *pass) surveyOne(ctx context.Context, e *extension) error {
 	return errors.Join(err, v.listErr)
 }
 
-// surveyRecord acts on what a survey says of one sandbox.
+// surveyRecord acts on the result of a survey for one sandbox.
 func (ps *pass) surveyRecord(v *survey, sb *sandboxer.Sandbox) {
 	e := v.e
 	ps.count(func(r *SweepReport) { r.Seen++ })
@@ -154,9 +154,8 @@ func (ps *pass) surveyRecord(v *survey, sb *sandboxer.Sandbox) {
 	}
 }
 
-// listing returns the objects that the backend lists under our name, or nothing if it cannot. With
-// an error, an object that is not in it may exist all the same: one of the backend's machines may
-// be away.
+// listing returns the objects that the backend lists under our name, or nothing if it cannot list. With an error, an object
+// that is not listed may exist all the same: one of the backend's machines may be away.
 func (e *extension) listing(ctx context.Context) (map[objectKey]sandboxer.Handle, error) {
 	if e.Backend == nil || !e.Backend.Can(sandboxer.CanList) {
 		return nil, nil
@@ -171,9 +170,9 @@ func (e *extension) listing(ctx context.Context) (map[objectKey]sandboxer.Handle
 	return listed, nil
 }
 
-// probe asks the backend about one sandbox and acts on the answer. inherited says that
-// a former process left it: found alive, it is adopted. told says that its extension reported it. While the
-// sweep does something else with the sandbox, it does nothing and returns false.
+// probe asks the backend about one sandbox and acts on the answer. inherited says that a former process left the sandbox: if it
+// is alive, it is adopted. told says that its extension reported it. If the sweep works on the sandbox already, probe does
+// nothing and returns false.
 func (ps *pass) probe(e *extension, sb *sandboxer.Sandbox, inherited, told bool) bool {
 	if !ps.m.sweepLocks.tryLock(sb.ID) {
 		return false

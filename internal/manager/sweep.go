@@ -14,9 +14,8 @@ import (
 // touchEvery is how far the stored time of last use may lag behind the real one.
 const touchEvery = 10 * time.Second
 
-// loop sweeps until the manager closes. It checks the records that are due when it is
-// woken, and at every tick also each extension, separately from the others, so that an
-// extension that hangs delays no other.
+// loop sweeps until the manager closes. It checks due records when it is woken. At every tick it also surveys each extension,
+// separately, so that one that hangs delays no other.
 func (m *Manager) loop() {
 	tick := time.NewTicker(m.opts.SweepEvery)
 	defer tick.Stop()
@@ -104,7 +103,7 @@ func (ps *pass) done() <-chan struct{} {
 	return done
 }
 
-// async runs f in a goroutine that both the manager and ps wait for.
+// async runs f in a goroutine that the manager and ps wait for.
 func (ps *pass) async(f func()) {
 	if ps.m.enter() != nil {
 		return
@@ -125,9 +124,8 @@ func (m *Manager) wakeSweep() {
 	}
 }
 
-// scheduleSweep has the loop check records at the time at, if that is before the next tick.
-// If at has passed already, the loop checks at once, but only if it is
-// another time than before: it may have passed while it was being written.
+// scheduleSweep makes the loop check records at the time at, if that is before the next tick. If at has passed already, the
+// loop checks immediately, but only once for the same time: at may have passed while it was being written.
 func (m *Manager) scheduleSweep(before, at time.Time) {
 	switch d := time.Until(at); {
 	case at.IsZero() || d > m.opts.SweepEvery:
@@ -202,8 +200,7 @@ func (m *Manager) decide(sb *sandboxer.Sandbox, seen sandboxer.Liveness, working
 	return lifecycle.Decide(m.withLastUse(sb), seen, working, at, m.hold.deadlinesFrom(at))
 }
 
-// interpret is what seen means for sb: if sb was saved for a pause and is being removed, its
-// absence means nothing.
+// interpret returns what seen means for sb: if sb was saved for a pause and is being removed, its absence proves nothing.
 func (bx box) interpret(seen sandboxer.Liveness) sandboxer.Liveness {
 	if !lifecycle.IsDead(seen) || bx.sb.State != sandboxer.Pausing || bx.sb.Pause.Snapshot == "" {
 		return seen
@@ -223,8 +220,7 @@ func (m *Manager) unlockSweep(id string) {
 	}
 }
 
-// applyAction takes the step that was decided. It reads the record again where another
-// writer may have changed it since.
+// applyAction does the step that was decided. It reads the record again if another writer may have changed it since.
 func (ps *pass) applyAction(sb *sandboxer.Sandbox, seen sandboxer.Liveness, working bool, a lifecycle.Action) {
 	ctx := ps.m.ctx
 	var err error
@@ -257,8 +253,8 @@ func (ps *pass) applyAction(sb *sandboxer.Sandbox, seen sandboxer.Liveness, work
 	}
 }
 
-// commitMarks notes the result of a probe of the object of sb, as long as still holds for its
-// record: that it is absent, or does not respond, or neither any more.
+// commitMarks notes the result of a probe of the object of sb, while still holds for its record: that the object is absent, or
+// does not respond, or neither any more.
 func (bx box) commitMarks(ctx context.Context, mark lifecycle.Verb, still func(*sandboxer.Sandbox) bool) error {
 	return bx.update(ctx, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) error {
 		if !still(sb) {
@@ -319,7 +315,7 @@ func (ps *pass) sweepEnd(ctx context.Context, sb *sandboxer.Sandbox, reason sand
 	return ps.retryTeardown(ctx, sb)
 }
 
-// endMessages is the message of a record that the sweep ends.
+// endMessages are the messages in the records of sandboxes that the sweep ends.
 var endMessages = map[sandboxer.Reason]string{
 	sandboxer.ReasonExpired:   "its time to live ran out",
 	sandboxer.ReasonIdle:      "it was idle for longer than its profile allows",

@@ -5,11 +5,10 @@ import (
 	"time"
 )
 
-// usage remembers when each sandbox was last used and how many callers use it now. Idle
-// time is measured by it. It stays in memory: the sweep stores it now and then, so that
-// using a sandbox writes nothing. Older values are in the database.
+// usage remembers when each sandbox was last used and how many callers use it now. Idle time is measured by it. It is in
+// memory, and the sweep stores it now and then, so that use of a sandbox writes nothing. Older values are in the database.
 //
-// mu guards the map and the uses in it. The store is never called under it.
+// mu guards the map and the uses in it. The store is never called while it is held.
 type usage struct {
 	mu       sync.Mutex
 	uses     map[string]*use // by sandbox ID
@@ -33,9 +32,8 @@ func (u *usage) seen() uint64 {
 	return u.releases
 }
 
-// begin notes that a caller begins to use the sandbox, and end that it stops. If the sandbox is held, or
-// was since the caller read its record (seen), no use begins: when held is closed its record may have
-// changed.
+// begin notes that a caller begins to use the sandbox; end notes that it stops. No use begins if the sandbox is held, or was
+// held since the caller called seen: the record may have changed, so the caller has to read it again when held is closed.
 func (u *usage) begin(id string, seen uint64) (end func(), held <-chan struct{}) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -59,9 +57,8 @@ func (u *usage) begin(id string, seen uint64) (end func(), held <-chan struct{})
 // overHold is a hold that is over.
 var overHold = func() <-chan struct{} { c := make(chan struct{}); close(c); return c }()
 
-// hold keeps all callers from beginning to use the sandbox until release, so that its end or its pause
-// can be committed because it is not in use. hold is refused, and does nothing, while the sandbox is in
-// use or held.
+// hold prevents new uses of the sandbox until release, so that its end or its pause for lack of use can be committed. hold
+// fails, and does nothing, while the sandbox is in use or held.
 func (u *usage) hold(id string) (release func(), ok bool) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -79,7 +76,7 @@ func (u *usage) hold(id string) (release func(), ok bool) {
 	}), true
 }
 
-// of returns what is remembered of the sandbox. Call it with mu held.
+// of returns the remembered use of the sandbox. Call it with mu held.
 func (u *usage) of(id string) *use {
 	one := u.uses[id]
 	if one == nil {

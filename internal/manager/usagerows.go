@@ -13,7 +13,7 @@ import (
 // usageKept is how long usage rows are kept, delivered or not: a year and a month.
 const usageKept = 400 * 24 * time.Hour
 
-// newSinks returns what delivers the usage rows.
+// newSinks returns the deliverer of usage rows.
 func (m *Manager) newSinks() *sinks.Sinks {
 	return sinks.New(m.store, m.opts.Sinks, sinks.Options{
 		Owner: m.opts.Owner, Secret: m.secret, Log: m.log, Data: m.opts.UsageData,
@@ -25,8 +25,8 @@ func (m *Manager) newSinks() *sinks.Sinks {
 // SetSinks replaces the sinks of usage rows.
 func (m *Manager) SetSinks(all []sandboxer.Sink) { m.sinks.Set(all) }
 
-// UsageRows pages through the usage rows, oldest first; without the admin scope through those of the caller's tenant. after
-// is what the page before returned as next.
+// UsageRows pages through the usage rows, oldest first; without the admin scope through those of the caller's tenant. after is
+// next of the page before.
 func (m *Manager) UsageRows(ctx context.Context, q sandboxer.UsageQuery, after string) (rows []sandboxer.UsageRow, next string, err error) {
 	if q.Tenant, err = billedPage(ctx, q.Tenant, q.Limit); err != nil {
 		return nil, "", err
@@ -46,7 +46,7 @@ func (m *Manager) UsageRows(ctx context.Context, q sandboxer.UsageQuery, after s
 	return rows, next, err
 }
 
-// A SinkStatus is a sink and how far it is, with the first of its dead letters where one sink is asked for.
+// A SinkStatus is a sink with its progress, and with its first dead letters if one sink is requested.
 type SinkStatus struct {
 	sinks.Status
 	Dead []sandboxer.DeadLetter

@@ -28,8 +28,7 @@ type sweepHold struct {
 // held reports whether the sweep is on hold.
 func (h *sweepHold) held() bool { return h.wentBack.Load() != nil }
 
-// deadlinesFrom is since when deadlines count: zero if they always did, and not before the time now if they
-// do not count yet.
+// deadlinesFrom is the time since which deadlines count: zero if they always did, a time after now if they do not count yet.
 func (h *sweepHold) deadlinesFrom(now time.Time) time.Time {
 	if h.held() {
 		return now.Add(time.Hour)
@@ -40,8 +39,8 @@ func (h *sweepHold) deadlinesFrom(now time.Time) time.Time {
 	return time.Time{}
 }
 
-// WentBack is when the database was found to be older than it had been; zero if it never was, or if an
-// administrator has accepted it.
+// WentBack is when the database was found to be older than before; zero if that never happened, or if an administrator has
+// accepted the database.
 func (m *Manager) WentBack() time.Time {
 	if at := m.hold.wentBack.Load(); at != nil {
 		return *at

@@ -5,20 +5,20 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/backend"
 )
 
-// A box is one sandbox, by its record as it was last read or written. Its methods change the record and the
-// objects outside, and bring sb up to date.
+// A box is one sandbox, with its record as it was last read or written. Its methods change the record and the backend's
+// objects, and update sb.
 type box struct {
 	m  *Manager
 	sb *sandboxer.Sandbox
 }
 
-// work is what a job does with its sandbox.
+// work is a job on its sandbox.
 type work struct {
 	box
 	j *job
 }
 
-// backed is work with the backend of the sandbox, which can be used.
+// backed is work on a sandbox whose backend can be used.
 type backed struct {
 	work
 	b *backend.Backend

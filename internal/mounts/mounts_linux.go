@@ -93,7 +93,7 @@ func (o *Opener) open(m sandboxer.Mount, vouched bool, own *ownPlaces) (*Source,
 	fd, err := openBeneath(root, rel, unix.O_NOFOLLOW)
 	switch {
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR):
-		return nil, refuse(err, "there is no such directory or file on the server's machine")
+		return nil, refuse(err, "there is no such directory or file on the server's machine").WithHint("make it first, or name another source")
 	case errors.Is(err, unix.ELOOP), errors.Is(err, unix.EXDEV):
 		return nil, refuse(err, "there is a symbolic link in the path, and links are not followed").WithHint("name the directory that it leads to")
 	case err != nil:

@@ -50,7 +50,7 @@ func (s *Server) snapshotRoutes() {
 	o = op("exportSnapshot", "GET", "/v1/snapshots/{id}/export", read, "snapshots", "Read the portable form of a snapshot as one file")
 	o.Responses["200"] = &huma.Response{Description: "A .tar.zst with its signed manifest", Content: map[string]*huma.MediaType{"application/octet-stream": bytesBody()}}
 	route(s, o, s.exportSnapshot)
-	o = op("importSnapshot", "POST", "/v1/snapshots/import", write, "snapshots", "Make a snapshot of an exported file")
+	o = op("importSnapshot", "POST", "/v1/snapshots/import", write, "snapshots", "Make a snapshot from an exported file")
 	o.DefaultStatus = http.StatusCreated
 	route(s, o, s.importSnapshot)
 	s.describeBody(o, true, "application/octet-stream", bytesBody())

@@ -98,7 +98,7 @@ func (s *Sinks) Drop(ctx context.Context, name string, seqs []int64) (Status, er
 			}
 		}
 		if len(c.Gone) < len(seqs) {
-			return c, sandboxer.E(sandboxer.NotFound, nil, "sink %s has not all of these dead letters: nothing was dropped", name).
+			return c, sandboxer.E(sandboxer.NotFound, nil, "sink %s does not have all of these dead letters; nothing was dropped", name).
 				WithHint("see them with: sandboxer credits sink show %s", name)
 		}
 		return c, nil

@@ -73,7 +73,7 @@ func (o fileOutlet) last(f *os.File, size int64) (id string, err error) {
 	if size == 0 {
 		return "", nil
 	}
-	foreign := sandboxer.E(sandboxer.Unavailable, nil, "the file %s does not end with an event: it is left alone", o.name)
+	foreign := sandboxer.E(sandboxer.Unavailable, nil, "the file %s does not end with an event; nothing is appended to it", o.name)
 	from := max(0, size-2*maxBytes)
 	tail := make([]byte, size-from)
 	if _, err := f.ReadAt(tail, from); err != nil && err != io.EOF {

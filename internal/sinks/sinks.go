@@ -188,7 +188,7 @@ func (w *worker) run(ctx context.Context) {
 			continue
 		}
 		if n++; n == 1 && ctx.Err() == nil {
-			w.opts.Log.Warn("usage rows cannot be delivered; it is tried again", "sink", w.sink.Name, "err", err)
+			w.opts.Log.Warn("usage rows cannot be delivered; the server tries again", "sink", w.sink.Name, "err", err)
 		}
 		late := w.opts.Backoff(n)
 		if own, ok := errors.AsType[*sandboxer.Error](err); ok {
@@ -241,7 +241,7 @@ func (w *worker) next(ctx context.Context) (more bool, err error) {
 func (w *worker) send(ctx context.Context, st *sandboxer.SinkState, batch []item, again bool) error {
 	err := w.opts.Sent(func() error {
 		if len(batch) == 1 && len(batch[0].data) > maxBytes-2 {
-			return sandboxer.E(sandboxer.Invalid, nil, "the event has %d bytes: the most is 1 MiB", len(batch[0].data))
+			return sandboxer.E(sandboxer.Invalid, nil, "the event has %d bytes: the maximum is 1 MiB", len(batch[0].data))
 		}
 		return w.out.deliver(ctx, batch)
 	})

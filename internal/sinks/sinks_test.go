@@ -356,7 +356,7 @@ func TestFile(t *testing.T) {
 		}
 		r.use(1, "")
 		r.run(sink)
-		r.await("books", func(st Status) bool { return strings.Contains(st.Problem, "left alone") })
+		r.await("books", func(st Status) bool { return strings.Contains(st.Problem, "nothing is appended") })
 		if got, err := os.ReadFile(sink.File); err != nil || string(got) != foreign {
 			t.Errorf("%q became %q, %v", foreign, got, err)
 		}

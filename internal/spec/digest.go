@@ -26,9 +26,8 @@ func ForkDigest(sandbox string, req sandboxer.ForkRequest) string {
 	return digestOf("fork\x00"+sandbox+"\x00", req)
 }
 
-// digestOf digests the request together with what, which describes it. Digests are kept for
-// a day, and those of former builds must be found again: they are made from a form that wrote
-// durations as nanoseconds, under names that said so, and money as a number.
+// digestOf digests the request together with what, which describes it. Digests are kept for a day, and a new build must compute
+// those of a former one. So the form is fixed: durations as nanoseconds under the names of that time, and money as a number.
 func digestOf(what string, req any) string {
 	v := reflect.ValueOf(req)
 	fields := reflect.VisibleFields(v.Type())

@@ -38,18 +38,17 @@ type Resolved struct {
 // SetID sets the ID for the record and the objects of r.
 func (r *Resolved) SetID(id string) { r.ID, r.Spec.ID = id, id }
 
-// Same reports whether other asks for what r asks for, so that both can have one sandbox.
+// Same reports whether other is the same request as r, so that one sandbox can answer both.
 func (r *Resolved) Same(other *Resolved) bool {
 	return r.Tenant == other.Tenant && !r.IsOther(other.Thread) && r.on(other.Extension).isFulfilledBy(other.Spec, other.Name, other.Spec.Env, other.Secrets)
 }
 
-// Matches reports whether sb, which has the environment env, is what r asks for, so that r may be
-// answered with it.
+// Matches reports whether sb, whose environment is env, is what r requests, so that sb can answer r.
 func (r *Resolved) Matches(sb *sandboxer.Sandbox, env map[string]string) bool {
 	return r.Tenant == sb.Tenant && !r.IsOther(sb.Thread) && r.on(sb.Extension).isFulfilledBy(sb.Spec, sb.Name, env, sb.Secrets)
 }
 
-// on is r on another candidate of its profile; r itself where it is none.
+// on is r on the candidate with that extension; r itself if there is none.
 func (r *Resolved) on(extension string) *Resolved {
 	if r.Extension == extension || r.Routing == nil {
 		return r
@@ -62,16 +61,16 @@ func (r *Resolved) on(extension string) *Resolved {
 	return r
 }
 
-// IsOther reports whether r asks for a thread and the ID belongs to another one. A request that names only the
-// ID, or finds one without a thread, does not.
+// IsOther reports whether r is for a thread and the ID belongs to another thread. It is false if r names only the ID, or if the
+// sandbox of the ID has no thread.
 func (r *Resolved) IsOther(thread sandboxer.Thread) bool {
 	none := sandboxer.Thread{}
 	return r.Thread != none && thread != none && r.Thread != thread
 }
 
-// isFulfilledBy reports whether a sandbox of this spec, name and environment has the
-// profile and the inputs that r asks for, and everything else that the request itself names.
-// What it leaves to the profile does not count: the profile may have changed.
+// isFulfilledBy reports whether a sandbox of this spec, name and environment has the profile, the inputs and every other value
+// that the request itself names. Values that the request leaves to the profile do not count, because the profile may have
+// changed.
 func (r *Resolved) isFulfilledBy(spec sandboxer.Spec, name string, env map[string]string, secrets map[string]sandboxer.SecretRef) bool {
 	asked := &r.Asked
 	has := func(all, some map[string]string) bool {
@@ -171,8 +170,7 @@ func (s *Site) checkCreate(prof sandboxer.Profile, req sandboxer.CreateRequest) 
 	)
 }
 
-// createdSpec is the profile's spec with the values of the request; ID, Inputs and Vouched are not
-// set yet.
+// createdSpec is the spec of the profile with the values of the request. ID, Inputs and Vouched are not set yet.
 func (s *Site) createdSpec(prof sandboxer.Profile, req sandboxer.CreateRequest) sandboxer.Spec {
 	spec := s.ProfileSpec(prof)
 	spec.Host, spec.Consumer = req.Host, req.Consumer
@@ -191,7 +189,7 @@ func (s *Site) createdSpec(prof sandboxer.Profile, req sandboxer.CreateRequest) 
 	return spec
 }
 
-// allow notes in spec what p vouches for, and refuses what p may not have.
+// allow sets in spec the restricted values that p vouches for, and refuses those that p may not have.
 func (s *Site) allow(p sandboxer.Principal, e *Extension, spec *sandboxer.Spec, req sandboxer.CreateRequest) error {
 	if p.Can(sandboxer.ScopeAdmin) {
 		spec.Vouched = e.Restricted(*spec)
@@ -207,7 +205,7 @@ func (s *Site) allow(p sandboxer.Principal, e *Extension, spec *sandboxer.Spec, 
 	return s.admitMounts(*spec)
 }
 
-// kept is the form in which the digest of a request is kept.
+// kept turns the digest of a request into its stored form.
 func (s *Site) kept(digest string) string {
 	if s.MAC == nil {
 		return digest
@@ -215,7 +213,7 @@ func (s *Site) kept(digest string) string {
 	return s.MAC(digest)
 }
 
-// Restricted names the values in spec for which an operator may have to vouch.
+// Restricted returns the names of the restricted values in spec, for which an operator may have to vouch.
 func (e Extension) Restricted(spec sandboxer.Spec) (names []string) {
 	for name, value := range spec.Inputs {
 		if in, ok := sandboxer.DeclarationOf(e.Info.Inputs, name); ok && in.Restricted && value != "" {
@@ -235,13 +233,13 @@ func (e Extension) Restricted(spec sandboxer.Spec) (names []string) {
 	return names
 }
 
-// vouched are those of names that p's front door vouches for.
+// vouched returns those of names for which the front door of p vouches.
 func vouched(p sandboxer.Principal, names []string) []string {
 	return slices.DeleteFunc(slices.Clone(names), func(n string) bool { return !slices.Contains(p.Vouches, n) })
 }
 
-// keptRestrictions are the restricted values of spec that an administrator gave to the
-// sandbox of old and that have not changed.
+// keptRestrictions returns the restricted values of spec that are unchanged since an administrator gave them to the sandbox
+// old.
 func keptRestrictions(spec, old sandboxer.Spec) (names []string) {
 	for _, n := range old.Vouched {
 		same := spec.Inputs[n] != "" && spec.Inputs[n] == old.Inputs[n]
@@ -255,8 +253,7 @@ func keptRestrictions(spec, old sandboxer.Spec) (names []string) {
 	return names
 }
 
-// ProfileSpec is the spec of a sandbox of the profile whose request names nothing,
-// without the inputs.
+// ProfileSpec is the spec of a sandbox of the profile if the request names no values. It has no inputs.
 func (s *Site) ProfileSpec(prof sandboxer.Profile) sandboxer.Spec {
 	spec := sandboxer.Spec{
 		Owner: s.Owner, Profile: prof, Image: prof.Image, Command: prof.Command, Env: prof.Env, Labels: prof.Labels,
@@ -266,15 +263,16 @@ func (s *Site) ProfileSpec(prof sandboxer.Profile) sandboxer.Spec {
 	return spec
 }
 
-// PoolSpec is ProfileSpec of a sandbox that waits in the pool of the profile. Denied: each tenant brings a key of its own.
+// PoolSpec is ProfileSpec for a sandbox that waits in the pool of the profile. Denied: the extension needs a key of each
+// tenant.
 func (s *Site) PoolSpec(prof sandboxer.Profile) (spec sandboxer.Spec, err error) {
 	spec = s.ProfileSpec(prof)
 	spec.Credential, err = s.extension(prof.Extension).keyFor("", "")
 	return spec, err
 }
 
-// identify returns the ID that the caller chose, by the input sandbox_id or by a thread or by both
-// if they agree, and the thread. It takes the ID out of the inputs.
+// identify returns the ID that the caller chose, and the thread. The ID comes from the input sandbox_id or from the thread;
+// both must agree. It removes the ID from the inputs.
 func identify(inputs map[string]string, thread sandboxer.Thread) (shown string, _ sandboxer.Thread, err error) {
 	shown = inputs["sandbox_id"]
 	delete(inputs, "sandbox_id")
@@ -284,7 +282,7 @@ func identify(inputs map[string]string, thread sandboxer.Thread) (shown string, 
 			return "", none, err
 		}
 		if sandboxer.IsDerivedID(shown) {
-			return "", none, sandboxer.E(sandboxer.Invalid, nil, "%q has the form of the IDs that the broker derives, which cannot be chosen", shown).
+			return "", none, sandboxer.E(sandboxer.Invalid, nil, "%q cannot be chosen: IDs of this form belong to threads", shown).
 				WithHint("choose another sandbox_id")
 		}
 	}
@@ -307,8 +305,7 @@ func identify(inputs map[string]string, thread sandboxer.Thread) (shown string, 
 	return id, thread, nil
 }
 
-// newID is the ID for the record and the objects of a sandbox for which a caller of tenant chose
-// shown, or chose no ID.
+// newID is the ID for the record and the objects of a sandbox of tenant. shown is the ID that the caller chose, or "".
 func newID(tenant, shown string) string {
 	if shown == "" {
 		return sandboxer.NewID()
@@ -316,8 +313,8 @@ func newID(tenant, shown string) string {
 	return sandboxer.ObjectID(tenant, shown)
 }
 
-// inputs merges the requested inputs with the profile's and the defaults, and checks them against what
-// the extension declares; why says which refusal an error is. host and image are those of the request.
+// inputs merges the inputs of the request with those of the profile and the defaults, and checks them against the inputs that
+// the extension declares. why classifies the refusal that an error is. host and image are those of the request.
 func (v *View) inputs(asked map[string]string, host, image string) (merged map[string]string, why sandboxer.RouteReason, err error) {
 	declared, id := v.Inputs, v.Profile.Extension
 	image = cmp.Or(image, v.Profile.Image)
@@ -384,12 +381,13 @@ func merge(a, b map[string]string) map[string]string {
 	return out
 }
 
-// Outlives reports whether r names a time to live, from the time at, that ends after sb does.
+// Outlives reports whether r asks for a time to live that ends, counted from at, after sb does.
 func (r *Resolved) Outlives(sb *sandboxer.Sandbox, at time.Time) bool {
 	return r.Asked.TTL > 0 && at.Add(r.Asked.TTL).After(sb.ExpiresAt)
 }
 
-// Idempotency is the key of r, as old as the sandbox, which says that r made it; nil without one.
+// Idempotency is the idempotency key of r, with the time of creation of the sandbox, which marks r as the request that made it;
+// nil if r has no key.
 func (r *Resolved) Idempotency(sb *sandboxer.Sandbox) *sandboxer.IdempotencyKey {
 	if r.Key == "" {
 		return nil
@@ -399,8 +397,8 @@ func (r *Resolved) Idempotency(sb *sandboxer.Sandbox) *sandboxer.IdempotencyKey 
 	}
 }
 
-// Record is the sandbox that r asks for, made at the time at, before it is priced. renews says
-// whether its backend's deadline can be moved.
+// Record is the record of the sandbox that r requests, made at the time at and without a price. renews says whether the
+// backend's deadline can be moved.
 func (r *Resolved) Record(generation int, at time.Time, renews bool) *sandboxer.Sandbox {
 	sb := &sandboxer.Sandbox{
 		ID: r.ID, Generation: generation, Name: r.Name, Tenant: r.Tenant, Thread: r.Thread,

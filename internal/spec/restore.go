@@ -10,10 +10,9 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/lifecycle"
 )
 
-// Restore checks a restore of rec for p and merges it with its source and its
-// profile, as Create does for a create. env opens the environment of rec, if it is needed. What the
-// source was allowed is not checked again, except for what its profile does not give any more. With stay
-// it is restored on that extension.
+// Restore checks a restore of rec for p and merges it with its source and its profile, as Create does for a create. env opens
+// the environment of rec when it is needed. Permissions of the source are not checked again, except those that its profile no
+// longer gives. If stay is set, the restore is made on that extension.
 func (s *Site) Restore(p sandboxer.Principal, rec *sandboxer.SnapshotRecord, env func() (map[string]string, error), req sandboxer.RestoreRequest, stay string) (*Resolved, error) {
 	prof, err := s.restoredOn(rec, req, stay)
 	if err != nil {
@@ -92,7 +91,7 @@ func (s *Site) restoreOn(p sandboxer.Principal, prof sandboxer.Profile, e *Exten
 	return r, nil
 }
 
-// restoredOn returns the profile that rec is restored on, with stay only as it is on that extension.
+// restoredOn returns the profile on which rec is restored; with stay, reduced to that extension.
 func (s *Site) restoredOn(rec *sandboxer.SnapshotRecord, req sandboxer.RestoreRequest, stay string) (sandboxer.Profile, error) {
 	target := cmp.Or(req.Profile, rec.Profile)
 	if target == "" {
@@ -113,13 +112,13 @@ func (s *Site) restoredOn(rec *sandboxer.SnapshotRecord, req sandboxer.RestoreRe
 	return on, nil
 }
 
-// LeftRoute is the error for a sandbox of p on an extension that p does not list any more. Kind: Denied.
+// LeftRoute is the error for a sandbox on an extension that its profile p no longer lists. Kind: Denied.
 func LeftRoute(p sandboxer.Profile, extension string) error {
-	return sandboxer.E(sandboxer.Denied, nil, "profile %s does not go to extension %s any more", p.ID, extension).
+	return sandboxer.E(sandboxer.Denied, nil, "profile %s no longer routes to extension %s", p.ID, extension).
 		WithHint("ask an administrator to add it to the route of the profile again")
 }
 
-// restoredAs returns in which form rec is restored on a profile.
+// restoredAs returns the form in which rec is restored on a profile.
 func (s *Site) restoredAs(rec *sandboxer.SnapshotRecord, prof sandboxer.Profile, req sandboxer.RestoreRequest) (sandboxer.SnapshotKind, error) {
 	as, err := formFor(rec, prof, req)
 	if err == nil && as == sandboxer.SnapshotPortable {
@@ -128,14 +127,13 @@ func (s *Site) restoredAs(rec *sandboxer.SnapshotRecord, prof sandboxer.Profile,
 	return as, err
 }
 
-// restoredSpec decides what a restored sandbox takes from where; the rest comes from the
-// profile. Inputs are the requested ones, before they are checked; ID and Vouched are not
-// set yet.
+// restoredSpec merges the values of the source into those of the profile. Inputs are the requested ones, not yet checked; ID
+// and Vouched are not set yet.
 func (s *Site) restoredSpec(e *Extension, prof sandboxer.Profile, rec *sandboxer.SnapshotRecord, env map[string]string, req sandboxer.RestoreRequest, as sandboxer.SnapshotKind) sandboxer.Spec {
 	spec := s.ProfileSpec(prof)
 
-	// From the source: the inputs that the extension takes, and the environment. On its own
-	// profile everything is as its source was, whatever the profile says now.
+	// From the source come the environment and the inputs that the extension takes. On its own profile a restored sandbox has
+	// all values of its source, even if the profile has changed.
 	spec.Inputs = inputsFor(e.Info.Inputs, rec.Spec.Inputs)
 	spec.Env = merge(prof.Env, env)
 	if prof.ID != rec.Profile {
@@ -148,8 +146,8 @@ func (s *Site) restoredSpec(e *Extension, prof sandboxer.Profile, rec *sandboxer
 		spec.Mounts, spec.Ports, spec.Workspace, spec.User = source.Mounts, source.Ports, source.Workspace, source.User
 	}
 
-	// From the request: consumer, and what it adds. It may name inputs and a host only for a portable
-	// form (formFor). Name and time to live are the request's.
+	// From the request come the consumer, the name, the time to live and additional values. It may name inputs and a host only
+	// for a portable form (formFor).
 	spec.Inputs = merge(spec.Inputs, req.Inputs)
 	spec.Env = merge(spec.Env, req.Env)
 	spec.Labels = merge(prof.Labels, req.Labels)
@@ -202,8 +200,7 @@ func formFor(rec *sandboxer.SnapshotRecord, prof sandboxer.Profile, req sandboxe
 	return sandboxer.SnapshotNative, nil
 }
 
-// canPlace refuses a portable snapshot on a profile whose extension cannot unpack its files, or has no place for
-// its volumes.
+// canPlace refuses a portable snapshot if the extension of the profile cannot unpack its files or place its volumes.
 func (s *Site) canPlace(rec *sandboxer.SnapshotRecord, prof sandboxer.Profile) error {
 	b, err := s.backend(prof.Extension)
 	if err != nil {

@@ -13,8 +13,7 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/suggest"
 )
 
-// A View is what is known of one candidate when a request is routed. What is not known yet is zero, and
-// refuses nothing.
+// A View has the facts about one candidate when a request is routed. Unknown facts are zero and refuse nothing.
 type View struct {
 	Profile   sandboxer.Profile   // as it is on the candidate, with its extension
 	Bounds    sandboxer.Candidate // what its route sets; zero without a route
@@ -63,10 +62,10 @@ type Routing struct {
 	On      []*Resolved // the request as it is there; nil where it is refused
 }
 
-// Route says what becomes of the candidates by what is known now.
+// Route returns the verdict on each candidate, by the facts that are known now.
 func (r *Routing) Route() []Choice { return Route(r.Profile, &r.Ask, r.Views) }
 
-// Chosen is the view of the chosen one of choices, or why there is none.
+// Chosen returns the view of the chosen candidate, or the error that explains why there is none.
 func (r *Routing) Chosen(choices []Choice) (at int, err error) {
 	for _, c := range choices {
 		if c.Verdict == sandboxer.RouteChosen {
@@ -76,8 +75,8 @@ func (r *Routing) Chosen(choices []Choice) (at int, err error) {
 	return 0, refusedByAll(r.Profile, choices)
 }
 
-// resolve resolves what is asked of the profile on each candidate, by on, and returns it on the chosen one.
-// Nothing is known yet of what the backends say.
+// resolve checks the request on each candidate of the profile, by on, and returns it on the chosen one. The answers of backends
+// are not known yet.
 func (s *Site) resolve(p sandboxer.Profile, ask Ask, on func(sandboxer.Profile, *Extension) (*Resolved, error)) (*Resolved, error) {
 	r := &Routing{Profile: p, Ask: ask, Views: s.views(p)}
 	r.On = make([]*Resolved, len(r.Views))
@@ -102,7 +101,7 @@ func (s *Site) resolve(p sandboxer.Profile, ask Ask, on func(sandboxer.Profile, 
 	return r.On[at], nil
 }
 
-// views are the candidates of p by what is known of their extensions.
+// views returns the views of the candidates of p, with the facts about their extensions.
 func (s *Site) views(p sandboxer.Profile) []View {
 	views := make([]View, 0, 1)
 	for i, on := range p.Candidates() {
@@ -124,7 +123,7 @@ func (s *Site) views(p sandboxer.Profile) []View {
 	return views
 }
 
-// taken are those of a profile's inputs that an extension with these declarations takes.
+// taken returns those of a profile's inputs that an extension with these declarations accepts.
 func taken(declared []sandboxer.Input, inputs map[string]string) map[string]string {
 	out := inputsFor(declared, inputs)
 	if id, ok := inputs["sandbox_id"]; ok {
@@ -133,8 +132,8 @@ func taken(declared []sandboxer.Input, inputs map[string]string) map[string]stri
 	return out
 }
 
-// Route decides which of the candidates of p serves a request, by one view of each, in their order. It returns
-// them in the order in which they were considered; at most one is chosen.
+// Route decides which candidate of p serves a request, by the view of each. It returns the candidates in the order in which
+// they were considered; at most one is chosen.
 func Route(p sandboxer.Profile, ask *Ask, views []View) []Choice {
 	out := make([]Choice, 0, len(views))
 	policy, served, stopped := sandboxer.RouteBurst, "", ""
@@ -214,8 +213,8 @@ func order(p sandboxer.Profile, views []View) []int {
 	return all
 }
 
-// judge says why the candidate cannot serve what is asked: the reason, a sentence with what would change
-// it, without words of backends, and the error for a profile that has only this one. No reason: it can.
+// judge returns why the candidate cannot serve the request: the reason, a sentence that says what would change it and quotes no
+// backend, and the error for a profile with only this candidate. If it can, the reason is empty.
 func (v *View) judge(ask *Ask) (why sandboxer.RouteReason, detail string, err error) {
 	if why, text, detail := v.suits(); why != "" {
 		return why, detail, sandboxer.E(sandboxer.Unavailable, nil, "profile %s cannot be used: %s", v.Profile.ID, text)
@@ -251,9 +250,9 @@ func OverMaxCost(cost sandboxer.Credits, ttl time.Duration, most sandboxer.Credi
 		WithHint("allow more, or ask for a shorter time to live")
 }
 
-// checkDetails are the sentences for tenants about what a backend refused.
+// checkDetails are the sentences that tenants see if a backend refused a request.
 var checkDetails = map[sandboxer.RouteReason]string{
-	sandboxer.WhyNotAllowed:  "it does not admit what the request asks for; leave out inputs, image, host or mounts that are restricted",
+	sandboxer.WhyNotAllowed:  "it does not allow what the request asks for; leave out inputs, image, host or mounts that are restricted",
 	sandboxer.WhyUnsupported: "its backend cannot do what the request asks for; ask for less",
 	sandboxer.WhyInvalid:     "its backend refuses the request; change the request",
 	sandboxer.WhyFull:        "its backend has no room now; try again later",
@@ -278,8 +277,8 @@ func reasonOf(err error) sandboxer.RouteReason {
 	return sandboxer.WhyInvalid
 }
 
-// suits says why the extension cannot keep what the profile promises, whatever is requested: the reason, a text for
-// administrators, and what would change it, without words of backends.
+// suits returns why the extension cannot keep the promises of the profile, whatever the request: the reason, a text for
+// administrators, and a sentence that says what would change it and quotes no backend.
 func (v *View) suits() (why sandboxer.RouteReason, text, detail string) {
 	p, id := v.Profile, v.Profile.Extension
 	var missing []string
@@ -303,7 +302,7 @@ func (v *View) suits() (why sandboxer.RouteReason, text, detail string) {
 	return why, text, cmp.Or(detail, text+"; an administrator has to change the profile")
 }
 
-// takes says what of the request the candidate does not take.
+// takes returns which part of the request the candidate does not accept.
 func (v *View) takes(ask *Ask) (sandboxer.RouteReason, error) {
 	if _, why, err := v.inputs(ask.Inputs, ask.Host, ask.Image); err != nil && !(ask.Restored && why == sandboxer.WhyMissingInput) {
 		return why, err
@@ -328,7 +327,7 @@ func (v *View) takes(ask *Ask) (sandboxer.RouteReason, error) {
 	return "", nil
 }
 
-// plain is what err says, with what to do about it.
+// plain is the message of err with its hint.
 func plain(err error) string {
 	text := sandboxer.Message(err)
 	if hint := sandboxer.HintOf(err); hint != "" {
@@ -337,8 +336,8 @@ func plain(err error) string {
 	return text
 }
 
-// refusedByAll is the error where no candidate of p serves a request: the only one's, or a summary without
-// words of backends. Its kind is that of the first refusal that may pass, or else of the first.
+// refusedByAll is the error if no candidate of p serves a request: that of the only candidate, or a summary that quotes no
+// backend. Its kind is that of the first refusal that may pass, or else of the first refusal.
 func refusedByAll(p sandboxer.Profile, choices []Choice) error {
 	if len(choices) == 1 {
 		return choices[0].Err

@@ -20,7 +20,7 @@ func secretRefs(tenant string, asked map[string]string) map[string]sandboxer.Sec
 	return refs
 }
 
-// keyFor is the secret that is the key to the account in which e makes a sandbox for a consumer of tenant.
+// keyFor is the secret whose value is the key to the account of e for this tenant and consumer.
 func (e *Extension) keyFor(tenant, consumer string) (sandboxer.SecretRef, error) {
 	if e == nil || e.Backend == nil { // making it reports that
 		return sandboxer.SecretRef{}, nil
@@ -28,7 +28,7 @@ func (e *Extension) keyFor(tenant, consumer string) (sandboxer.SecretRef, error)
 	return e.Backend.Credential().Ref(tenant, consumer)
 }
 
-// restoredKey is keyFor for a restore of rec. A native form stays in its account, with the key in the version that it has.
+// restoredKey is keyFor for a restore of rec. A native form stays in its account, and keeps the version of the key.
 func (e *Extension) restoredKey(rec *sandboxer.SnapshotRecord, as sandboxer.SnapshotKind, consumer string) (sandboxer.SecretRef, error) {
 	key, err := e.keyFor(rec.Tenant, consumer)
 	if have := rec.Spec.Credential; err == nil && as == sandboxer.SnapshotNative {
@@ -87,7 +87,7 @@ func offers(prof sandboxer.Profile, refs map[string]sandboxer.SecretRef) error {
 	return nil
 }
 
-// overlap reports whether one variable is in both.
+// overlap reports whether a variable is in both maps.
 func overlap(refs map[string]sandboxer.SecretRef, env map[string]string) bool {
 	for variable := range refs {
 		if _, ok := env[variable]; ok {

@@ -1,6 +1,6 @@
-// Package spec checks requests: it decides what a create or a restore makes, by its profile, its principal and what
-// the extensions can do, or why it is refused. Nothing exists yet when it does, and it changes nothing: it
-// reads a Site, which describes the installation at one time. [Site.Create] and [Site.Restore] are its entry points.
+// Package spec decides what a create or a restore makes, from its request, its profile, its principal and the abilities of the
+// extensions, or why it is refused. It does so before anything exists, and changes nothing: it reads a Site, which describes
+// the installation at one time. [Site.Create] and [Site.Restore] are its entry points.
 package spec
 
 import (
@@ -12,14 +12,14 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/suggest"
 )
 
-// A Site is the installation at one time, by which requests are checked.
+// A Site is the installation at one time, against which requests are checked.
 type Site struct {
 	Owner         string // the installation's name, stamped on outside objects
 	Profiles      []sandboxer.Profile
 	Extensions    []Extension
 	KeepsPortable bool // portable snapshots are kept
 
-	// MAC turns the digest of a request into the form that is kept. nil keeps the digest itself.
+	// MAC turns the digest of a request into the stored form. nil stores the digest itself.
 	MAC func(digest string) string
 }
 
@@ -35,8 +35,7 @@ type Backend interface {
 	Can(sandboxer.Capability) bool
 	// DefaultLimits are the limits that apply where a spec sets none.
 	DefaultLimits(sandboxer.Spec) sandboxer.Limits
-	// AdmitMounts refuses, as Denied, mounts that neither an operator vouches for nor the extension
-	// admits.
+	// AdmitMounts refuses, as Denied, mounts for which no operator vouches and which the extension does not allow.
 	AdmitMounts(sandboxer.Spec) error
 	// Credential says whose secret is the key for new sandboxes.
 	Credential() sandboxer.Credential
@@ -98,8 +97,8 @@ func FindProfile(profiles []sandboxer.Profile, id string) (sandboxer.Profile, er
 		WithHint("the profiles are: %s", suggest.List(ids))
 }
 
-// CheckProfile says what is wrong with p, or "". An extension that could not be
-// opened on this machine makes its profiles unusable, not wrong.
+// CheckProfile returns what is wrong with p, or "". A profile whose extension could not be opened on this machine is unusable,
+// not wrong.
 func (s *Site) CheckProfile(p sandboxer.Profile) string {
 	if err := p.Ready.Check(); err != nil {
 		return "profile " + p.ID + ": ready: " + sandboxer.Message(err)
@@ -117,7 +116,7 @@ func (s *Site) CheckProfile(p sandboxer.Profile) string {
 			return "profile " + p.ID + ": " + text
 		}
 		if i == 0 && p.Pool.Size > 0 && e.Backend.Credential().By != "" {
-			return "profile " + p.ID + " keeps a pool, whose sandboxes are no tenant's, and on extension " + id + " each tenant brings a key of its own"
+			return "profile " + p.ID + " keeps a pool, whose sandboxes belong to no tenant, but extension " + id + " needs a key of each tenant"
 		}
 		if i == 0 && p.Pool.Size > 0 && !e.Backend.Can(sandboxer.CanPool) { // which holds the first
 			return "profile " + p.ID + " keeps a pool, which extension " + id + " cannot"
@@ -126,8 +125,8 @@ func (s *Site) CheckProfile(p sandboxer.Profile) string {
 	return ""
 }
 
-// PauseDepth decides how deep sb is paused: as requested, else as its profile says, else as its
-// extension can.
+// PauseDepth returns the depth to which sb is paused: the requested one, else that of its profile, else the first that its
+// extension supports.
 func (s *Site) PauseDepth(sb *sandboxer.Sandbox, asked sandboxer.PauseDepth, cause sandboxer.Reason) (sandboxer.PauseDepth, error) {
 	b, err := s.backend(sb.Extension)
 	if err != nil {
@@ -156,8 +155,8 @@ func (s *Site) PauseDepth(sb *sandboxer.Sandbox, asked sandboxer.PauseDepth, cau
 	return depth, nil
 }
 
-// defaultDepth is the depth where neither request nor profile names one. Files by an archive come last, and only where the
-// alternative is the end of the sandbox: a caller that asks for a pause must say that processes may end for it.
+// defaultDepth is the depth if neither the request nor the profile names one. Files by an archive come last, and only if the
+// sandbox would end otherwise: a caller that asks for a pause has to agree that processes end.
 func (s *Site) defaultDepth(b Backend, cause sandboxer.Reason) sandboxer.PauseDepth {
 	order := []sandboxer.PauseDepth{sandboxer.PauseFreeze, sandboxer.PauseDisk}
 	if cause != sandboxer.ReasonRequested { // no caller is about to come back

@@ -16,7 +16,7 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/suggest"
 )
 
-// commonRequest has the fields that creates and restores share; they are checked alike.
+// commonRequest has the fields that creates and restores share, and checks them.
 type commonRequest struct {
 	name, key   string
 	ttl         time.Duration
@@ -37,9 +37,8 @@ func checkCommon(prof sandboxer.Profile, c commonRequest) error {
 	return nil
 }
 
-// checkURL refuses a secret in the address of a repository: it would end up in the
-// record, in logs and in the arguments of git. A bare user name is no secret over
-// SSH; over HTTP it is the usual place of a token.
+// checkURL refuses a secret in the URL of a repository, which would get into the record, into logs and into the arguments of
+// git. A user name alone is no secret over SSH; over HTTP it usually is a token.
 func checkURL(name, value string) error {
 	u, err := url.Parse(value)
 	if err != nil || u.User == nil || u.Host == "" {
@@ -86,9 +85,9 @@ func CheckTTL(p sandboxer.Profile, ttl time.Duration) error {
 	return nil
 }
 
-// withExpiry returns the profile as it applies to one sandbox, with the actions that its request names for
-// when it is idle and when it expires. A request may choose what the profile leaves open,
-// and destroy in any case; the idle time is at most what the profile says.
+// withExpiry returns the profile as it applies to one sandbox, with the requested actions on idling and on expiry. A request
+// may always choose destroy; it may choose another action only if the profile leaves it open. The idle time is at most that of
+// the profile.
 func withExpiry(p sandboxer.Profile, idle time.Duration, onIdle, onTTL sandboxer.ExpiryAction) (sandboxer.Profile, error) {
 	switch {
 	case idle < 0 || idle > 0 && idle < time.Second:
@@ -121,8 +120,8 @@ func withExpiry(p sandboxer.Profile, idle time.Duration, onIdle, onTTL sandboxer
 	return p, nil
 }
 
-// withTTL returns the profile, with its idle time already decided, as it applies to a sandbox whose request
-// names ttl: whether it lives as long as it is used is fixed for its whole life.
+// withTTL returns the profile as it applies to a sandbox whose request names ttl; its idle time is already decided. Whether the
+// sandbox lives as long as it is used is fixed for its whole life.
 func withTTL(p sandboxer.Profile, ttl time.Duration) (sandboxer.Profile, error) {
 	switch {
 	case ttl == sandboxer.TTLIdle, ttl == 0 && p.TTL == sandboxer.TTLIdle:
@@ -131,13 +130,13 @@ func withTTL(p sandboxer.Profile, ttl time.Duration) (sandboxer.Profile, error) 
 		p.TTL = ttl
 	}
 	if p.TTL == sandboxer.TTLIdle && p.Idle == 0 {
-		return p, sandboxer.E(sandboxer.Invalid, nil, "a lifetime of as long as it is used (ttl idle) needs an idle time, and profile %s has none", p.ID).
+		return p, sandboxer.E(sandboxer.Invalid, nil, "ttl idle (as long as it is used) needs an idle time, and profile %s has none", p.ID).
 			WithHint("give an idle time: --idle 10m")
 	}
 	return p, nil
 }
 
-// mayPause refuses automatic pauses that the extension cannot do.
+// mayPause refuses automatic pauses that the extension does not support.
 func (s *Site) mayPause(extension string, actions ...sandboxer.ExpiryAction) error {
 	if !slices.Contains(actions, sandboxer.ExpiryPause) {
 		return nil
@@ -196,8 +195,8 @@ func (s *Site) ceilings(spec sandboxer.Spec) sandboxer.Limits {
 	return most
 }
 
-// CheckStillAllowed refuses callers without the admin scope a saved or paused sandbox that has
-// more than prof gives now. what names it.
+// CheckStillAllowed refuses a saved or paused sandbox to callers without the admin scope if it has more than prof gives now.
+// what names the sandbox in the error.
 func (s *Site) CheckStillAllowed(p sandboxer.Principal, prof sandboxer.Profile, spec sandboxer.Spec, secrets map[string]sandboxer.SecretRef, what string) error {
 	if p.Can(sandboxer.ScopeAdmin) {
 		return nil
@@ -251,8 +250,7 @@ func CheckNetwork(have sandboxer.NetworkPolicy, want *sandboxer.NetworkPolicy) e
 	return want.Within(have)
 }
 
-// checkNetwork is CheckNetwork for a request; its refusal names the profiles that allow
-// what was asked for.
+// checkNetwork is CheckNetwork for a request; its error names profiles that allow the requested policy.
 func (s *Site) checkNetwork(have sandboxer.NetworkPolicy, want *sandboxer.NetworkPolicy) error {
 	err := CheckNetwork(have, want)
 	if err == nil || want.Check() != nil {
@@ -280,8 +278,7 @@ func checkMounts(prof sandboxer.Profile, mounts []sandboxer.Mount) error {
 	return sandboxer.CheckMounts(slices.Concat(prof.Mounts, mounts), prof.Workspace)
 }
 
-// admitMounts refuses, as Denied, mounts that neither an operator vouches for nor the extension
-// admits.
+// admitMounts refuses, as Denied, mounts for which no operator vouches and which the extension does not allow.
 func (s *Site) admitMounts(spec sandboxer.Spec) error {
 	if spec.Vouches(sandboxer.RestrictedMounts) {
 		return nil
