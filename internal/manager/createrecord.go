@@ -407,6 +407,7 @@ func (c *creation) checkBackend(ctx context.Context, sb *sandboxer.Sandbox) (*ba
 	}
 	spec := sb.Spec
 	spec.Tenant = sb.Tenant
+	spec.Env = withNames(spec.Env, c.Secrets) // their values come when it is made
 	if c.As == sandboxer.SnapshotNative {
 		// The saved sandbox continues. Only the mounts are used again: they are made again.
 		spec.Vouched = slices.DeleteFunc(c.ext.judged().Restricted(spec), func(n string) bool {

@@ -46,6 +46,7 @@ type Ask struct {
 	Network  *sandboxer.NetworkPolicy
 	MaxCost  sandboxer.Credits // 0 is no bound
 	Restored bool              // the source gives inputs, too
+	Words    bool              // the caller may read the words of backends: an administrator
 }
 
 // A Choice is a candidate with its verdict. Err is why it is refused.
@@ -73,7 +74,7 @@ func (r *Routing) Chosen(choices []Choice) (at int, err error) {
 			return c.At, nil
 		}
 	}
-	return 0, refusedByAll(r.Profile, choices)
+	return 0, refusedByAll(r.Profile, choices, r.Ask.Words)
 }
 
 // resolve resolves what is asked of the profile on each candidate, by on, and returns it on the chosen one.
@@ -150,7 +151,7 @@ func Route(p sandboxer.Profile, ask *Ask, views []View) []Choice {
 		switch {
 		case why != "" && !waits:
 			c.Verdict, c.Reason, c.Detail, c.Err = sandboxer.RouteRefused, why, detail, err
-			if v.Check != nil && err == v.Check {
+			if v.Check != nil && err == v.Check || v.Full != nil && err == v.Full {
 				c.Words = sandboxer.Message(err)
 			} else if why == sandboxer.WhyUnusable {
 				c.Words = v.Problem
@@ -337,9 +338,9 @@ func plain(err error) string {
 	return text
 }
 
-// refusedByAll is the error where no candidate of p serves a request: the only one's, or a summary without
-// words of backends. Its kind is that of the first refusal that may pass, or else of the first.
-func refusedByAll(p sandboxer.Profile, choices []Choice) error {
+// refusedByAll is the error where no candidate of p serves a request: the only one's, or a summary, which has
+// the words of backends only with words. Its kind is that of the first refusal that may pass, or else of the first.
+func refusedByAll(p sandboxer.Profile, choices []Choice, words bool) error {
 	if len(choices) == 1 {
 		return choices[0].Err
 	}
@@ -347,12 +348,17 @@ func refusedByAll(p sandboxer.Profile, choices []Choice) error {
 	var says []string
 	for i, c := range choices {
 		causes[i] = c.Err
-		says = append(says, c.Extension+": "+c.Detail)
+		text := c.Extension + ": " + c.Detail
+		if words && c.Words != "" {
+			text += " (" + c.Words + ")"
+		}
+		says = append(says, text)
 	}
+	hint := "change the request as said, or choose another profile"
 	if i := slices.IndexFunc(choices, func(c Choice) bool { return c.Reason.MayPass() }); i >= 0 {
-		first = choices[i].Err
+		first, hint = choices[i].Err, "try again later, change the request as said, or choose another profile"
 	}
 	e := sandboxer.E(sandboxer.KindOf(first), errors.Join(causes...), "profile %s has no extension for this request: %s", p.ID, strings.Join(says, ". "))
 	e.RetryAfter = sandboxer.RetryAfterOf(first)
-	return e.WithHint("change the request as said, or choose another profile")
+	return e.WithHint("%s", hint)
 }
