@@ -19,6 +19,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/upload"
@@ -289,8 +290,11 @@ func (c *Client) RevokeKey(ctx context.Context, id string) error {
 }
 
 // SetSecret stores a value as the newest version of a secret of the caller's tenant, or of the operator. The value
-// cannot be read again.
+// cannot be read again. Kind: Invalid for a value that is not UTF-8.
 func (c *Client) SetSecret(ctx context.Context, name string, operators bool, value sandboxer.Secret) (*Secret, error) {
+	if len(value) <= sandboxer.MaxSecretBytes && !utf8.ValidString(value.Reveal()) { // which JSON would replace without an error
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "the value of secret %s is not text in UTF-8", name).WithHint("encode it, for example with base64")
+	}
 	return do[*Secret](ctx, c, call{method: "PUT", path: "/v1/secrets/" + url.PathEscape(name), query: secretQuery(operators, false),
 		body: SetSecret{Value: value.Reveal()}, again: true})
 }
