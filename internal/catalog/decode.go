@@ -168,6 +168,11 @@ func (d *decoder) scalar(v reflect.Value, sc *scalar, n *yaml.Node, path string,
 		d.fault(path, suggest.Nearest(n.Value, sc.words), "unknown %s %s: expected %s", sc.want, got(n), listed(sc.words, "or"))
 		return
 	case !ok:
+		if r.format == "secret" { // a value in place of a name
+			d.hideAll(n)
+			d.fault(path, "", "expected %s: the name of a secret, never its value", sc.want)
+			return
+		}
 		d.fault(path, sc.guess(n.Value, r), "expected %s, got %s", sc.want, got(n))
 		return
 	}
