@@ -211,8 +211,11 @@ func (c *Client) Destroy(ctx context.Context, ref string, wait bool) (*Sandbox, 
 		return nil, err
 	}
 	if wait && sb.State != sandboxer.Terminated {
-		return sb, sandboxer.E(sandboxer.Unavailable, nil, "sandbox %s is not gone yet: %s", sb.ID, sb.LastError).
-			WithHint("the server keeps trying; destroy it again to see its state; if its host is gone for good: sandboxer forget %s", sb.ID)
+		e := sandboxer.E(sandboxer.Unavailable, nil, "sandbox %s is not gone yet: %s", sb.ID, sb.LastError)
+		if len(sb.Debts) > 0 { // which no one can forget
+			return sb, e.WithHint("the server keeps trying; see what is left with: sandboxer get %s", sb.ID)
+		}
+		return sb, e.WithHint("the server keeps trying; destroy it again to see its state; if its host is gone for good: sandboxer forget %s", sb.ID)
 	}
 	return sb, nil
 }

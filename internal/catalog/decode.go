@@ -277,8 +277,8 @@ func (d *decoder) structure(v reflect.Value, n *yaml.Node, path string, r rule, 
 		d.value(v.FieldByIndex(fields[i].index), val, key, path, fields[i], depth+1)
 	})
 	for _, f := range fields {
-		instead := slices.ContainsFunc(f.unless, func(name string) bool { return slices.Contains(present, name) })
-		if f.required && !instead && !slices.Contains(present, f.name) && !slices.Contains(guessed, f.name) {
+		replaced := slices.ContainsFunc(f.unless, func(name string) bool { return slices.Contains(present, name) })
+		if f.required && !replaced && !slices.Contains(present, f.name) && !slices.Contains(guessed, f.name) {
 			d.places[join(path, f.name)] = d.places[path]
 			p := d.places[path]
 			at := p.value
@@ -287,7 +287,11 @@ func (d *decoder) structure(v reflect.Value, n *yaml.Node, path string, r rule, 
 			} else if len(at.Content) > 0 {
 				at = at.Content[0]
 			}
-			d.src.node(at, join(path, f.name), "", "required, but missing")
+			instead := ""
+			if len(f.unless) > 0 {
+				instead = ": give it, or else " + listed(f.unless, "or")
+			}
+			d.src.node(at, join(path, f.name), "", "required, but missing%s", instead)
 		}
 	}
 }

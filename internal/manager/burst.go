@@ -100,7 +100,7 @@ func (c *creation) takeOver(ctx context.Context, wk work, route []sandboxer.Rout
 		w.Events = append(w.Events, events.Of(ctx, sb, sandboxer.EventStep, routeText(sb)))
 		if debt != nil {
 			sb.Debts = append(slices.Clip(sb.Debts), *debt)
-			w.Events = append(w.Events, debtEvent(ctx, sb, "what may exist of it on "+debt.Extension+" is removed"))
+			w.Events = append(w.Events, debtEvent(ctx, sb, "what may exist of it on "+debt.Extension+" is to be removed"))
 		}
 		return nil
 	}
