@@ -456,6 +456,9 @@ func (c *creation) quote(ctx context.Context, sb *sandboxer.Sandbox) (_ sandboxe
 			q.Detail = "price of " + c.Spec.Profile.ID
 		} else {
 			known = c.ext.Info.Pricing != sandboxer.PricingMetered
+			if !known { // which is not a price of zero, though nobody pays it
+				q.Detail = "the price is not known, and nothing is billed"
+			}
 		}
 		q.Amount = q.For(c.TTL)
 	}

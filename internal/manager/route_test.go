@@ -295,3 +295,14 @@ func TestRoutedSecret(t *testing.T) {
 	_, err = r.Create(chief, req)
 	wantErr(t, err, sandboxer.Unsupported, "(host 10.0.0.9 takes no environment)")
 }
+
+// TestUnknownPrice: a plan does not show a price that nobody knows as zero.
+func TestUnknownPrice(t *testing.T) {
+	r := newRig(t, nil)
+	for pricing, want := range map[sandboxer.PricingModel]string{sandboxer.PricingMetered: "the price is not known, and nothing is billed", sandboxer.PricingSelfHosted: ""} {
+		r.extension("ext.fake").Info.Pricing = pricing
+		if p, err := r.Plan(acme, sandboxer.CreateRequest{Profile: "test"}); err != nil || p.Quote.Detail != want {
+			t.Errorf("%s: %+v, %v", pricing, p.Quote, err)
+		}
+	}
+}

@@ -338,10 +338,11 @@ func plain(err error) string {
 	return text
 }
 
-// refusedByAll is the error where no candidate of p serves a request: the only one's, or a summary, which has
-// the words of backends only with words. Its kind is that of the first refusal that may pass, or else of the first.
+// refusedByAll is the error where no candidate of p serves a request: the only one's, or the same of all, or a summary, which
+// has the words of backends only with words. Its kind is that of the first refusal that may pass, or else of the first.
 func refusedByAll(p sandboxer.Profile, choices []Choice, words bool) error {
-	if len(choices) == 1 {
+	same := func(c Choice) bool { return c.Detail == choices[0].Detail && c.Words == "" && !c.Reason.MayPass() }
+	if len(choices) == 1 || !slices.ContainsFunc(choices, func(c Choice) bool { return !same(c) }) { // a fault of the request, wherever it goes
 		return choices[0].Err
 	}
 	first, causes := choices[0].Err, make([]error, len(choices))

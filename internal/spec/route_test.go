@@ -232,6 +232,21 @@ func TestRefusedByAll(t *testing.T) {
 	}
 }
 
+// TestRefusedAlike: what is wrong with a request wherever it goes is said once, with its own hint.
+func TestRefusedAlike(t *testing.T) {
+	p := sandboxer.Profile{ID: "profile.p", Route: &sandboxer.Route{Policy: sandboxer.RouteBurst}}
+	long := sandboxer.E(sandboxer.Invalid, nil, "too long").WithHint("ask for less")
+	views := []View{{Profile: sandboxer.Profile{Extension: "ext.a"}, Refusal: long}, {Profile: sandboxer.Profile{Extension: "ext.b"}, Refusal: long}}
+	if err := refusedByAll(p, Route(p, &Ask{}, views), false); err != error(long) {
+		t.Errorf("%v", err)
+	}
+	views[0].Refusal, views[1].Refusal = nil, nil
+	views[0].Check, views[1].Check = long, long
+	if err := refusedByAll(p, Route(p, &Ask{}, views), true); !strings.Contains(sandboxer.Message(err), "ext.b: its backend refuses the request; change the request (too long)") {
+		t.Errorf("%v", err)
+	}
+}
+
 // TestCreateRouted: a request is resolved on the candidate that can serve it, as it is there.
 func TestCreateRouted(t *testing.T) {
 	repo, branch := sandboxer.Input{Name: "repo"}, sandboxer.Input{Name: "branch"}
