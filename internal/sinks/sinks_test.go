@@ -314,6 +314,10 @@ func TestProblems(t *testing.T) {
 		}
 		e.close()
 	}
+	dir := t.TempDir()
+	if err := (fileOutlet{dir}).deliver(t.Context(), nil); sandboxer.Message(err) != "the file "+dir+" cannot be written: is a directory" {
+		t.Errorf("%v", err)
+	}
 }
 
 // TestKeys: without a key that signs nothing is sent; with it everything is.
