@@ -323,7 +323,8 @@ func (v *View) takes(ask *Ask) (sandboxer.RouteReason, error) {
 	}
 	if b.Network != nil && ask.Network != nil {
 		if err := ask.Network.Within(*b.Network); err != nil {
-			return sandboxer.WhyNetwork, err
+			has := strings.TrimSpace(string(cmp.Or(b.Network.Mode, sandboxer.NetworkNone)) + " " + strings.Join(b.Network.Allow, ", "))
+			return sandboxer.WhyNetwork, sandboxer.E(sandboxer.Invalid, err, "its network is %s, and cannot be wider", has).WithHint("ask for less")
 		}
 	}
 	return "", nil
