@@ -19,6 +19,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/upload"
@@ -210,8 +211,11 @@ func (c *Client) Destroy(ctx context.Context, ref string, wait bool) (*Sandbox, 
 		return nil, err
 	}
 	if wait && sb.State != sandboxer.Terminated {
-		return sb, sandboxer.E(sandboxer.Unavailable, nil, "sandbox %s is not gone yet: %s", sb.ID, sb.LastError).
-			WithHint("the server keeps trying; destroy it again to see its state; if its host is gone for good: sandboxer forget %s", sb.ID)
+		e := sandboxer.E(sandboxer.Unavailable, nil, "sandbox %s is not gone yet: %s", sb.ID, sb.LastError)
+		if len(sb.Debts) > 0 { // which no one can forget
+			return sb, e.WithHint("the server keeps trying; see what is left with: sandboxer get %s", sb.ID)
+		}
+		return sb, e.WithHint("the server keeps trying; destroy it again to see its state; if its host is gone for good: sandboxer forget %s", sb.ID)
 	}
 	return sb, nil
 }
@@ -289,8 +293,11 @@ func (c *Client) RevokeKey(ctx context.Context, id string) error {
 }
 
 // SetSecret stores a value as the newest version of a secret of the caller's tenant, or of the operator. The value
-// cannot be read again.
+// cannot be read again. Kind: Invalid for a value that is not UTF-8.
 func (c *Client) SetSecret(ctx context.Context, name string, operators bool, value sandboxer.Secret) (*Secret, error) {
+	if len(value) <= sandboxer.MaxSecretBytes && !utf8.ValidString(value.Reveal()) { // which JSON would replace without an error
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "the value of secret %s is not text in UTF-8", name).WithHint("encode it, for example with base64")
+	}
 	return do[*Secret](ctx, c, call{method: "PUT", path: "/v1/secrets/" + url.PathEscape(name), query: secretQuery(operators, false),
 		body: SetSecret{Value: value.Reveal()}, again: true})
 }

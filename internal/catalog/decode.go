@@ -168,6 +168,11 @@ func (d *decoder) scalar(v reflect.Value, sc *scalar, n *yaml.Node, path string,
 		d.fault(path, suggest.Nearest(n.Value, sc.words), "unknown %s %s: expected %s", sc.want, got(n), listed(sc.words, "or"))
 		return
 	case !ok:
+		if r.format == "secret" { // a value in place of a name
+			d.hideAll(n)
+			d.fault(path, "", "expected %s: the name of a secret, never its value", sc.want)
+			return
+		}
 		d.fault(path, sc.guess(n.Value, r), "expected %s, got %s", sc.want, got(n))
 		return
 	}
@@ -272,8 +277,8 @@ func (d *decoder) structure(v reflect.Value, n *yaml.Node, path string, r rule, 
 		d.value(v.FieldByIndex(fields[i].index), val, key, path, fields[i], depth+1)
 	})
 	for _, f := range fields {
-		instead := slices.ContainsFunc(f.unless, func(name string) bool { return slices.Contains(present, name) })
-		if f.required && !instead && !slices.Contains(present, f.name) && !slices.Contains(guessed, f.name) {
+		replaced := slices.ContainsFunc(f.unless, func(name string) bool { return slices.Contains(present, name) })
+		if f.required && !replaced && !slices.Contains(present, f.name) && !slices.Contains(guessed, f.name) {
 			d.places[join(path, f.name)] = d.places[path]
 			p := d.places[path]
 			at := p.value
@@ -282,7 +287,11 @@ func (d *decoder) structure(v reflect.Value, n *yaml.Node, path string, r rule, 
 			} else if len(at.Content) > 0 {
 				at = at.Content[0]
 			}
-			d.src.node(at, join(path, f.name), "", "required, but missing")
+			instead := ""
+			if len(f.unless) > 0 {
+				instead = ": give it, or else " + listed(f.unless, "or")
+			}
+			d.src.node(at, join(path, f.name), "", "required, but missing%s", instead)
 		}
 	}
 }

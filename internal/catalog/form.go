@@ -291,8 +291,16 @@ func (f sinksForm) sinks(d *decoder) (all []sandboxer.Sink) {
 	if len(f.Sinks) > sandboxer.MaxSinks {
 		d.fault("sinks", "", "there are %d sinks: the most is %d", len(f.Sinks), sandboxer.MaxSinks)
 	}
+	files := map[string]string{} // and the sinks that write them
 	for _, name := range slices.Sorted(maps.Keys(f.Sinks)) {
 		s, at := f.Sinks[name], "sinks."+name
+		for i, key := range s.Keys {
+			if strings.HasPrefix(key, "whsec_") {
+				key := fmt.Sprintf("%s.keys[%d]", at, i)
+				d.hideAll(d.places[key].value)
+				d.fault(key, "", "this is a key, and not the name of one: set it with sandboxer secret set --operator NAME, and write NAME here")
+			}
+		}
 		switch {
 		case (s.URL == "") == (s.File == ""):
 			d.faultKey(at, "", "a sink has either url or file")
@@ -302,8 +310,15 @@ func (f sinksForm) sinks(d *decoder) (all []sandboxer.Sink) {
 			d.faultKey(at, "", "want 1 to %d keys: requests to url are signed", sandboxer.MaxSinkKeys)
 		case s.URL != "":
 			if err := hosted.CheckURL(s.URL); err != nil {
+				if strings.ContainsAny(s.URL, "@?") { // which may contain a password
+					d.hideAll(d.places[at+".url"].value)
+				}
 				d.fault(at+".url", "", "%s", errorText(err))
 			}
+		case files[s.File] != "":
+			d.fault(at+".file", "", "the sink %s writes this file, too", files[s.File])
+		default:
+			files[s.File] = name
 		}
 		all = append(all, sandboxer.Sink{Name: name, URL: s.URL, File: s.File, Keys: s.Keys})
 	}

@@ -83,7 +83,7 @@ func TestBadRoutes(t *testing.T) {
 	route := head + "route:\n  policy: reject\n  candidates:\n"
 	for _, c := range []struct{ name, text, want string }{
 		{"both", head + "extension: ext.fake\nroute:\n  policy: reject\n  candidates: [{extension: ext.fake}]\n", "3:1   route: a profile has either extension or route"},
-		{"neither", head, "1:1   extension: required, but missing"},
+		{"neither", head, "1:1   extension: required, but missing: give it, or else route"},
 		{"nothing", head + "route:\n", "2:1   route: expected a mapping"},
 		{"policy", head + "route:\n  policy: rejct\n  candidates: [{extension: ext.fake}]\n", `3:11  route.policy: unknown policy "rejct"`},
 		{"preference", head + "route:\n  policy: reject\n  prefer: speed\n  candidates: [{extension: ext.fake}]\n", `4:11  route.prefer: unknown preference "speed": expected price`},

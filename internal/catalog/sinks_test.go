@@ -29,6 +29,7 @@ func TestSinks(t *testing.T) {
 		"{url: 'http://a.example.org', keys: [k]}":  "https://",
 		"{url: 'https://user:pass@a', keys: [k]}":   "without a user",
 		"{url: 'https://a', keys: [k], retry: 3}":   "retry",
+		"{file: /same}\n  another: {file: /same}":   "another writes this file, too",
 	} {
 		if _, err := load("sinks:\n  hub: " + text + "\n"); err == nil || !strings.Contains(err.Error(), message) || !strings.Contains(err.Error(), " 2:") {
 			t.Errorf("%s: %v; want %q at line 2", text, err, message)
@@ -36,5 +37,11 @@ func TestSinks(t *testing.T) {
 	}
 	if _, err := load("sinks:\n  Hub/1: {file: /b}\n"); err == nil || !strings.Contains(err.Error(), "Hub/1") {
 		t.Errorf("an odd name: %v", err)
+	}
+	for _, canary := range []string{"{url: 'https://a', keys: [whsec_canary]}", "{url: 'https://a', keys: [whsec_canary+/=]}", "{url: 'https://a', keys: ['canary ']}",
+		"{url: 'https://user:canary@a', keys: [k]}", "{url: 'https://a?token=canary', keys: [k]}"} {
+		if _, err := load("sinks:\n  hub: " + canary + "\n"); err == nil || strings.Contains(err.Error(), "canary") {
+			t.Errorf("%s: %v", canary, err)
+		}
 	}
 }

@@ -266,7 +266,7 @@ func choicesText(choices []api.RouteChoice) string {
 func debtsText(debts []api.Debt) string {
 	var lines []string
 	for _, d := range debts {
-		lines = append(lines, fmt.Sprintf("%s (%s): since %s it may exist there as generation %d, which is removed; %s",
+		lines = append(lines, fmt.Sprintf("%s (%s): since %s it may exist there as generation %d, which is to be removed; %s",
 			d.Extension, d.Reason, d.Since.UTC().Format(time.RFC3339), d.Generation, retriedText(d.LastError, d.Retries, d.RetryAt)))
 	}
 	return strings.Join(lines, "\n")

@@ -219,6 +219,11 @@ func (o *requestOptions) request(f *factory) (api.CreateSandbox, error) {
 	if r.Secrets, err = keyValues("--secret", o.secrets); err != nil {
 		return r, err
 	}
+	for variable := range r.Secrets {
+		if !isEnvName(variable) {
+			return r, invalid("--secret: %q is not the name of an environment variable", variable).WithHint("write VARIABLE=NAME")
+		}
+	}
 	if !o.noMain {
 		r.Command = o.command
 	}

@@ -28,7 +28,15 @@ type secretSetOptions struct {
 func newCmdSecretSet(f *factory) *cobra.Command {
 	o := &secretSetOptions{f: f}
 	c := &cobra.Command{
-		Use: "set NAME", Short: "Set a secret, from stdin or a file", Args: wants(1, 1, "the name of the secret; its value comes from stdin or --file"),
+		Use: "set NAME", Short: "Set a secret, from stdin or a file",
+		Args: func(cmd *cobra.Command, args []string) error {
+			err := wants(1, -1, "the name of the secret; its value comes from stdin or --file")(cmd, args)
+			if err == nil && len(args) > 1 { // which may be the value, so that it is not shown
+				return invalid("%s takes the name of the secret alone; its value comes from stdin or --file", cmd.CommandPath()).
+					WithHint("other users of this machine can see arguments: if one was the value, replace it at its issuer, too")
+			}
+			return err
+		},
 		Long: "Set a secret of your tenant. The value is read from stdin or from --file, without the line break at its end; it never is\n" +
 			"an argument, which other users of this machine could see. It cannot be read again. Sandboxes keep the value that they\n" +
 			"were created with; new ones get this one. A sandbox gets a secret by create --secret VARIABLE=NAME, if its profile lists it.",

@@ -289,3 +289,42 @@ func TestSilentCapacity(t *testing.T) {
 		}
 	})
 }
+
+// TestBreakerOfCapacity: a backend that cannot say how much room it has fails, as one that makes nothing. An answer counts once, for
+// however many creates.
+func TestBreakerOfCapacity(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := routedRig(t, func(s *setup) {
+			s.profiles[len(s.profiles)-1].Route.Policy, s.profiles[len(s.profiles)-1].Wait = sandboxer.RouteBurst, 0
+		})
+		r.world.Inject(fake.Fault{Verb: fake.VerbCapacity, Kind: sandboxer.Unavailable})
+		create := func(why sandboxer.RouteReason) {
+			t.Helper()
+			sb, err := r.Create(acme, sandboxer.CreateRequest{Profile: "routed"})
+			if err != nil || sb.Extension != "ext.other" || sb.Route[0].Reason != why {
+				t.Errorf("%+v, %v", sb, err)
+			}
+		}
+		for range 2 * breakerFaults {
+			create(sandboxer.WhyUnavailable)
+		}
+		for range breakerFaults - 1 {
+			if !r.Extensions(acme)[0].FailingUntil.IsZero() {
+				t.Fatal("it is left alone after too few faults")
+			}
+			time.Sleep(2 * capacityFor)
+			create(sandboxer.WhyUnavailable)
+		}
+		create(sandboxer.WhyFailing)
+		time.Sleep(breakerFirst)
+		create(sandboxer.WhyUnavailable) // the trial
+		if at := r.Extensions(acme)[0].FailingUntil; !at.Equal(time.Now().Add(2 * breakerFirst)) {
+			t.Errorf("after the trial it is left alone until %s", at)
+		}
+		r.world.Forgive()
+		time.Sleep(2 * breakerFirst)
+		if sb, err := r.Create(acme, sandboxer.CreateRequest{Profile: "routed"}); err != nil || sb.Extension != "ext.fake" {
+			t.Errorf("it works again: %+v, %v", sb, err)
+		}
+	})
+}

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/lifecycle"
 )
 
 // capacityFor is how long an answer about room is used, and how long a create waits for a new one.
@@ -23,16 +24,17 @@ type capacity struct {
 }
 
 // room is the number of sandboxes for which the backend of e has room now, -1 if that is unknown, or the error of the backend.
-// If its last answer is older than a second, the backend is asked in the background, once for all creates.
-func (e *extension) room(ctx context.Context) (free int, err error) {
+// If its last answer is older than a second, the backend is asked in the background, once for all creates. fresh says that it
+// was asked for this caller.
+func (e *extension) room(ctx context.Context) (free int, fresh bool, err error) {
 	if e.Backend == nil || !e.Backend.Can(sandboxer.CanCapacity) {
-		return -1, nil
+		return -1, false, nil
 	}
 	c := e.capacity
 	c.mu.Lock()
 	if !c.at.IsZero() && time.Since(c.at) <= capacityFor {
 		defer c.mu.Unlock()
-		return c.free, c.err
+		return c.free, false, c.err
 	}
 	asking := c.asking
 	mine := asking == nil
@@ -44,7 +46,7 @@ func (e *extension) room(ctx context.Context) (free int, err error) {
 	if mine {
 		if err := e.m.enter(); err != nil {
 			c.answer(-1, err)
-			return -1, err
+			return -1, false, err
 		}
 		go func() {
 			defer e.m.wg.Done()
@@ -58,11 +60,11 @@ func (e *extension) room(ctx context.Context) (free int, err error) {
 	case <-asking:
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		return c.free, c.err
+		return c.free, mine, c.err
 	case <-late.C:
-		return -1, nil
+		return -1, false, nil
 	case <-ctx.Done():
-		return -1, context.Cause(ctx)
+		return -1, false, context.Cause(ctx)
 	}
 }
 
@@ -75,8 +77,8 @@ func (c *capacity) answer(free int, err error) {
 }
 
 // noRoom returns why the extension of a request of a routed profile can take no sandbox now: full if it has no room, err if it
-// cannot say.
-func (c *creation) noRoom(ctx context.Context) (full, err error) {
+// cannot say. That is a fault of the backend, which counts once for each question.
+func (c *creation) noRoom(ctx context.Context, sb *sandboxer.Sandbox) (full, err error) {
 	if !c.isRouted() {
 		return nil, nil
 	}
@@ -86,12 +88,44 @@ func (c *creation) noRoom(ctx context.Context) (full, err error) {
 		}
 		return full, nil
 	}
-	free, err := c.ext.room(ctx)
+	free, fresh, err := c.ext.room(ctx)
 	switch {
 	case err != nil:
+		if fresh || c.trial != nil {
+			c.ext.heard(ctx, c.trial, sb, err)
+		}
 		return nil, sandboxer.E(sandboxer.Unavailable, err, "%s cannot say how much room it has: %s", c.Extension, sandboxer.Message(err))
 	case free == 0:
 		return sandboxer.E(sandboxer.Exhausted, nil, "%s has no room for another sandbox", c.Extension).WithHint("try again when a sandbox has ended"), nil
 	}
 	return nil, nil
+}
+
+// belowMax says, for a plan of a routed profile, that there is no room below max: Exhausted, with a FullError as its cause, or
+// why that is not known. A sandbox of a pool makes way. A create is told by the commit of its record.
+func (c *creation) belowMax(ctx context.Context) error {
+	r := c.m.roomFor(c.Extension, c.Spec.Profile.ID)
+	if r == nil || !c.isRouted() {
+		return nil
+	}
+	var use sandboxer.RoomUse
+	count := func(q sandboxer.Query, n *int) error {
+		q.States = liveStates
+		return c.m.records(ctx, q, func(sb *sandboxer.Sandbox) {
+			if sb.TakesRoom() && !lifecycle.IsPooled(sb) {
+				*n++
+			}
+		})
+	}
+	if r.ExtensionMax > 0 {
+		if err := count(sandboxer.Query{Extension: r.Extension}, &use.Extension); err != nil {
+			return err
+		}
+	}
+	if r.ProfileMax > 0 {
+		if err := count(sandboxer.Query{Profile: r.Profile}, &use.Profile); err != nil {
+			return err
+		}
+	}
+	return r.Check(use, sandboxer.RoomUse{Extension: use.Extension + 1, Profile: use.Profile + 1})
 }

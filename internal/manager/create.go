@@ -3,7 +3,6 @@ package manager
 import (
 	"context"
 	"fmt"
-	"maps"
 	"slices"
 	"time"
 
@@ -96,13 +95,7 @@ func (m *Manager) Plan(ctx context.Context, req sandboxer.CreateRequest) (Plan, 
 	if sb.LivesByUse() {
 		plan.TTL = sandboxer.TTLIdle
 	}
-	for variable := range o.Secrets {
-		plan.Spec.Env = maps.Clone(plan.Spec.Env) // the profile's may be shared
-		if plan.Spec.Env == nil {
-			plan.Spec.Env = map[string]string{}
-		}
-		plan.Spec.Env[variable] = "" // a plan names them
-	}
+	plan.Spec.Env = withNames(plan.Spec.Env, o.Secrets)
 	plan.Changed = otherwise(o.ext.Info.Isolation, sb.Spec)
 	return plan, nil
 }

@@ -403,6 +403,7 @@ func (c *creation) checkBackend(ctx context.Context, sb *sandboxer.Sandbox) (*ba
 	}
 	spec := sb.Spec
 	spec.Tenant = sb.Tenant
+	spec.Env = withNames(spec.Env, c.Secrets) // their values come when it is made
 	if c.As == sandboxer.SnapshotNative {
 		// The saved sandbox continues. Only the mounts are used again: they are made again.
 		spec.Vouched = slices.DeleteFunc(c.ext.judged().Restricted(spec), func(n string) bool {
@@ -451,6 +452,9 @@ func (c *creation) quote(ctx context.Context, sb *sandboxer.Sandbox) (_ sandboxe
 			q.Detail = "price of " + c.Spec.Profile.ID
 		} else {
 			known = c.ext.Info.Pricing != sandboxer.PricingMetered
+			if !known { // which is not a price of zero, though nobody pays it
+				q.Detail = "the price is not known, and nothing is billed"
+			}
 		}
 		q.Amount = q.For(c.TTL)
 	}

@@ -217,8 +217,9 @@ type unknownObject struct {
 }
 
 // unknownObjects finds what the extensions have under id and the database does not know: also
-// what no survey has seen so far.
+// what no survey has seen so far. Unavailable if nothing is found, and one of them cannot be asked.
 func (m *Manager) unknownObjects(ctx context.Context, id string) (all []unknownObject, err error) {
+	var silent error
 	for _, e := range m.extensions() {
 		if e.Backend == nil {
 			continue
@@ -226,8 +227,12 @@ func (m *Manager) unknownObjects(ctx context.Context, id string) (all []unknownO
 		var h sandboxer.Handle
 		if e.Backend.Can(sandboxer.CanDiscover) {
 			found, err := e.Backend.Discover(ctx, id)
+			if ctx.Err() != nil {
+				return nil, context.Cause(ctx)
+			}
 			if err != nil && !isKind(err, sandboxer.NotFound) {
-				return nil, err
+				silent = cmp.Or(silent, error(sandboxer.E(sandboxer.Unavailable, err, "%s cannot say whether it has a sandbox %q that the database does not know: %s", e.Info.ID, id, sandboxer.Message(err)).
+					WithHint("check the ID: sandboxer ls --all; or try again when the extension can be reached")))
 			}
 			h = found.Handle
 		}
@@ -249,6 +254,9 @@ func (m *Manager) unknownObjects(ctx context.Context, id string) (all []unknownO
 		if v == recordMissing {
 			all = append(all, unknownObject{e, s, h, tenant})
 		}
+	}
+	if len(all) == 0 {
+		return nil, silent
 	}
 	return all, nil
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/adapters/fake"
 	"github.com/sand-boxer/sandboxer/internal/lifecycle"
 	"github.com/sand-boxer/sandboxer/internal/sqlstore"
 )
@@ -302,4 +303,14 @@ func TestOrphanSightings(t *testing.T) {
 	if len(o.since) != 1 {
 		t.Errorf("left: %v; want what is another's", o.since)
 	}
+}
+
+// TestDestroyUnknown: an administrator who destroys what nobody knows reads which extension cannot be asked, and not only its words.
+func TestDestroyUnknown(t *testing.T) {
+	r := newRig(t, nil)
+	_, err := r.Destroy(admin, "nothing1")
+	wantErr(t, err, sandboxer.NotFound, "no sandbox")
+	r.world.Inject(fake.Fault{Verb: fake.VerbDiscover, Kind: sandboxer.Unavailable})
+	_, err = r.Destroy(admin, "nothing1")
+	wantErr(t, err, sandboxer.Unavailable, `ext.fake cannot say whether it has a sandbox "nothing1" that the database does not know`)
 }

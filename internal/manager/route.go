@@ -26,13 +26,17 @@ type said struct {
 func (c *creation) routed(ctx context.Context, all bool, failed map[string]error) (*creation, []sandboxer.RouteChoice, error) {
 	r := *c.Routing
 	r.Views = append([]spec.View(nil), r.Views...) // a repeated try asks again
+	r.Ask.Words = r.Ask.Words && len(failed) == 0  // a record keeps why the last one failed, and its tenant reads that
 	on := make([]*creation, len(r.Views))
 	var chosen *creation
 	for i, o := range r.On {
 		if o == nil {
 			continue
 		}
-		if why := failed[o.Extension]; why != nil {
+		if why := failed[o.Extension]; isFull(why) {
+			r.Views[i].Full = why
+			continue
+		} else if why != nil {
 			r.Views[i].Check = why
 			continue
 		}
@@ -109,8 +113,14 @@ func (c *creation) view(ctx context.Context, v *spec.View, try bool) {
 	if v.Refusal = cmp.Or(c.boundDisk(sb), c.checkCredential(ctx)); v.Refusal != nil {
 		return
 	}
-	if v.Full, v.Check = c.noRoom(ctx); v.Check != nil {
+	if v.Full, v.Check = c.noRoom(ctx, sb); v.Check != nil {
 		return
+	}
+	if !try && v.Full == nil {
+		if v.Full = c.belowMax(ctx); v.Full != nil && !isFull(v.Full) {
+			v.Full, v.Check = nil, v.Full
+			return
+		}
 	}
 	known, err := c.ask(ctx, sb)
 	if v.Check = err; err == nil && known {

@@ -228,3 +228,81 @@ func TestRoutedFair(t *testing.T) {
 		r.elsewhere(0)
 	})
 }
+
+// TestPlanRoom: a plan knows of the room below max, as a create does: of an extension and of a profile, and without what waits in
+// a pool.
+func TestPlanRoom(t *testing.T) {
+	for _, c := range []struct {
+		policy  sandboxer.RoutePolicy
+		max, of int
+		want    string // empty: Exhausted
+	}{
+		{sandboxer.RouteBurst, 2, 0, "ext.fake chosen first 0.00, ext.other standby later 0.10"},
+		{sandboxer.RouteBurst, 1, 0, "ext.fake refused no_room 0.00, ext.other chosen first 0.10"},
+		{sandboxer.RouteWait, 1, 0, "ext.fake chosen waits 0.00, ext.other standby later 0.10"},
+		{sandboxer.RouteReject, 1, 0, ""},
+		{sandboxer.RouteBurst, 0, 1, ""},
+	} {
+		r := routedRig(t, func(s *setup) {
+			p := &s.profiles[len(s.profiles)-1]
+			s.max, p.Max, p.Route.Policy = c.max, c.of, c.policy
+			if c.policy != sandboxer.RouteWait {
+				p.Wait = 0
+			}
+		})
+		routed := sandboxer.CreateRequest{Profile: "routed"}
+		sb := r.create(routed)
+		p, err := r.Plan(acme, routed)
+		if c.want == "" {
+			wantErr(t, err, sandboxer.Exhausted, "it has no room now")
+		} else if got := routeOf(p.Route); err != nil || got != c.want {
+			t.Errorf("%s: %s, %v", c.policy, got, err)
+		}
+		r.destroy(sb.ID)
+		if p, err := r.Plan(acme, routed); err != nil || p.Extension != "ext.fake" || p.Route[0].Reason != sandboxer.WhyFirst {
+			t.Errorf("%s: with room: %s, %v", c.policy, routeOf(p.Route), err)
+		}
+	}
+}
+
+type envless struct{ *fake.Extension }
+
+func (e envless) Check(_ context.Context, spec sandboxer.Spec) error {
+	if len(spec.Env) > 0 {
+		return sandboxer.E(sandboxer.Unsupported, nil, "host 10.0.0.9 takes no environment")
+	}
+	return nil
+}
+
+// TestRoutedSecret: a candidate that can give a sandbox no environment is refused for a request with a secret. What its backend
+// said is in the error for administrators.
+func TestRoutedSecret(t *testing.T) {
+	r := routedRig(t, func(s *setup) {
+		s.wrap = func(e *fake.Extension) sandboxer.Extension { return envless{e} }
+		s.profiles[len(s.profiles)-1].Secrets = []string{"token"}
+	})
+	r.setSecret(acme, "token", "one")
+	req := sandboxer.CreateRequest{Profile: "routed", Secrets: tokenAsked}
+	if sb, err := r.Create(acme, req); err != nil || routeOf(sb.Route) != "ext.fake refused unsupported, ext.other chosen first 0.10" {
+		t.Errorf("%+v, %v", sb, err)
+	}
+	req.Image = "small"
+	_, err := r.Create(acme, req)
+	wantErr(t, err, sandboxer.Unsupported, "cannot do what the request asks for")
+	if strings.Contains(sandboxer.Message(err), "10.0.0.9") {
+		t.Errorf("a tenant reads %v", err)
+	}
+	_, err = r.Create(chief, req)
+	wantErr(t, err, sandboxer.Unsupported, "(host 10.0.0.9 takes no environment)")
+}
+
+// TestUnknownPrice: a plan does not show a price that nobody knows as zero.
+func TestUnknownPrice(t *testing.T) {
+	r := newRig(t, nil)
+	for pricing, want := range map[sandboxer.PricingModel]string{sandboxer.PricingMetered: "the price is not known, and nothing is billed", sandboxer.PricingSelfHosted: ""} {
+		r.extension("ext.fake").Info.Pricing = pricing
+		if p, err := r.Plan(acme, sandboxer.CreateRequest{Profile: "test"}); err != nil || p.Quote.Detail != want {
+			t.Errorf("%s: %+v, %v", pricing, p.Quote, err)
+		}
+	}
+}

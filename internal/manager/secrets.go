@@ -192,15 +192,22 @@ func (c *creation) checkCredential(ctx context.Context) error {
 	return err
 }
 
+// withNames returns env with the variables that get secrets, without their values.
+func withNames(env map[string]string, secrets map[string]sandboxer.SecretRef) map[string]string {
+	if len(secrets) == 0 {
+		return env
+	}
+	all := make(map[string]string, len(env)+len(secrets)) // env may be the profile's
+	maps.Copy(all, env)
+	for variable := range secrets {
+		all[variable] = ""
+	}
+	return all
+}
+
 // withSecrets returns env with the secrets of the record. Failed: one was removed by force, or cannot be opened.
 func (bx box) withSecrets(ctx context.Context, env map[string]string) (map[string]string, error) {
-	if len(bx.sb.Secrets) == 0 {
-		return env, nil
-	}
-	all := maps.Clone(env)
-	if all == nil {
-		all = map[string]string{}
-	}
+	all := withNames(env, bx.sb.Secrets)
 	for variable, ref := range bx.sb.Secrets {
 		value, err := bx.m.secret(ctx, ref)
 		if isKind(err, sandboxer.NotFound) { // of a backend, that would mean the sandbox

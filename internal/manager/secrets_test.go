@@ -212,6 +212,10 @@ func TestSecretRemovedByForce(t *testing.T) {
 	r := secretRig(t, nil)
 	r.setSecret(acme, "token", "one")
 	sb := r.create(sandboxer.CreateRequest{Secrets: tokenAsked})
+	saved, err := r.Snapshot(acme, sb.ID, sandboxer.SnapshotRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
 	if _, err := r.Pause(acme, sb.ID, PauseRequest{Depth: sandboxer.PauseFiles}); err != nil {
 		t.Fatal(err)
 	}
@@ -223,6 +227,9 @@ func TestSecretRemovedByForce(t *testing.T) {
 	}
 	if _, err := r.Resume(acme, sb.ID, ResumeRequest{}); !errors.Is(err, sandboxer.Failed) || !strings.Contains(err.Error(), "secret token (version 1)") {
 		t.Errorf("its sandbox resumes with %v", err)
+	}
+	if _, err := r.Restore(acme, saved.ID, sandboxer.RestoreRequest{}); !errors.Is(err, sandboxer.NotFound) || !strings.Contains(sandboxer.HintOf(err), "it was removed") {
+		t.Errorf("its snapshot is restored with %v (%s)", err, sandboxer.HintOf(err))
 	}
 }
 

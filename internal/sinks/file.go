@@ -3,7 +3,9 @@ package sinks
 import (
 	"bytes"
 	"context"
+	"errors"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -19,9 +21,7 @@ func (fileOutlet) close() {}
 
 // deliver adds the events of batch that are not in the file yet: a process that died may have written them.
 func (o fileOutlet) deliver(_ context.Context, batch []item) error {
-	failed := func(err error) error {
-		return sandboxer.E(sandboxer.Unavailable, err, "the file %s cannot be written", o.name)
-	}
+	failed := func(err error) error { return o.failed("written", err) }
 	f, err := os.OpenFile(o.name, os.O_RDWR|os.O_CREATE|os.O_APPEND, 0o600)
 	if err != nil {
 		return failed(err)
@@ -67,6 +67,15 @@ func (o fileOutlet) deliver(_ context.Context, batch []item) error {
 // begin is how every line begins.
 const begin = `{"specversion":`
 
+// failed is the error for a file that cannot be read or written because of err.
+func (o fileOutlet) failed(what string, err error) error {
+	why := err
+	if p, ok := errors.AsType[*fs.PathError](err); ok { // which repeats the name
+		why = p.Err
+	}
+	return sandboxer.E(sandboxer.Unavailable, err, "the file %s cannot be %s: %v", o.name, what, why)
+}
+
 // last returns the ID of the last event in the file, and removes what a process that died has left of another one. It
 // touches no file that has other content.
 func (o fileOutlet) last(f *os.File, size int64) (id string, err error) {
@@ -77,7 +86,7 @@ func (o fileOutlet) last(f *os.File, size int64) (id string, err error) {
 	from := max(0, size-2*maxBytes)
 	tail := make([]byte, size-from)
 	if _, err := f.ReadAt(tail, from); err != nil && err != io.EOF {
-		return "", sandboxer.E(sandboxer.Unavailable, err, "the file %s cannot be read", o.name)
+		return "", o.failed("read", err)
 	}
 	end := bytes.LastIndexByte(tail, '\n') + 1
 	torn := tail[end:]
@@ -96,7 +105,7 @@ func (o fileOutlet) last(f *os.File, size int64) (id string, err error) {
 	}
 	if len(torn) > 0 {
 		if err := f.Truncate(size - int64(len(torn))); err != nil {
-			return "", sandboxer.E(sandboxer.Unavailable, err, "the file %s cannot be written", o.name)
+			return "", o.failed("written", err)
 		}
 	}
 	return id, nil

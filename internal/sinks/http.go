@@ -7,8 +7,11 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/hex"
+	"errors"
+	"fmt"
 	"io"
 	"net/http"
+	"net/url"
 	"strconv"
 	"strings"
 	"time"
@@ -70,7 +73,11 @@ func (e *endpoint) deliver(ctx context.Context, batch []item) error {
 	req.Header.Set("webhook-signature", strings.Join(signatures, " "))
 	res, err := e.client.Do(req)
 	if err != nil {
-		return sandboxer.E(sandboxer.Unavailable, err, "it does not answer")
+		why := err.Error()
+		if u := new(url.Error); errors.As(err, &u) { // which repeats the URL
+			why = u.Err.Error()
+		}
+		return sandboxer.E(sandboxer.Unavailable, err, "it does not answer: %s", capture.Text(why, maxReason))
 	}
 	defer res.Body.Close()
 	said, err := io.ReadAll(io.LimitReader(res.Body, maxAnswer))
@@ -91,7 +98,14 @@ func verdict(res *http.Response, said []byte) error {
 	case code == http.StatusGone:
 		kind = sandboxer.NotFound
 	}
-	e := sandboxer.E(kind, nil, "it answers %d: %s", res.StatusCode, capture.Text(string(said), maxReason))
+	text := fmt.Sprintf("it answers %d", res.StatusCode)
+	if res.StatusCode/100 == 3 {
+		text += ", and redirects are not followed"
+	}
+	if why := capture.Text(string(said), maxReason); why != "" {
+		text += ": " + why
+	}
+	e := sandboxer.E(kind, nil, "%s", text)
 	if kind == sandboxer.Unavailable {
 		after, _ := strconv.Atoi(res.Header.Get("Retry-After")) // a date, which is rare, is not read
 		e.RetryAfter = time.Duration(min(max(after, 0), int(maxAfter/time.Second))) * time.Second

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log"
 	"log/slog"
 	"math/rand/v2"
 	"net/http"
@@ -279,6 +280,43 @@ func TestAnswers(t *testing.T) {
 				t.Errorf("%d of %d rows in %d batches, %+v", len(v.books), r.n, v.batches, st)
 			}
 		})
+	}
+}
+
+// TestProblems: an administrator reads why a receiver gets nothing, in one sentence.
+func TestProblems(t *testing.T) {
+	secret := func(context.Context, sandboxer.SecretRef) (sandboxer.Secret, error) {
+		return key, nil
+	}
+	status := 0
+	handler := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(status) })
+	plain, tls := httptest.NewServer(handler), httptest.NewUnstartedServer(handler)
+	tls.Config.ErrorLog = log.New(io.Discard, "", 0)
+	tls.StartTLS()
+	defer plain.Close()
+	defer tls.Close()
+	gone := httptest.NewServer(handler)
+	gone.Close()
+	for _, c := range []struct {
+		url    string
+		status int
+		want   string
+	}{
+		{plain.URL, 500, "it answers 500"},
+		{plain.URL, 307, "it answers 307, and redirects are not followed"},
+		{tls.URL, 200, "it does not answer: tls: failed to verify certificate: x509: certificate signed by unknown authority"},
+		{gone.URL, 200, "it does not answer: dial tcp " + gone.Listener.Addr().String() + ": connect: connection refused"},
+	} {
+		status = c.status
+		e := newEndpoint(sandboxer.Sink{Name: "hub", URL: c.url, Keys: []string{"k"}}, secret)
+		if err := e.deliver(t.Context(), nil); sandboxer.Message(err) != c.want {
+			t.Errorf("%q; want %q", sandboxer.Message(err), c.want)
+		}
+		e.close()
+	}
+	dir := t.TempDir()
+	if err := (fileOutlet{dir}).deliver(t.Context(), nil); sandboxer.Message(err) != "the file "+dir+" cannot be written: is a directory" {
+		t.Errorf("%v", err)
 	}
 }
 

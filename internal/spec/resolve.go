@@ -117,7 +117,7 @@ func (s *Site) Create(p sandboxer.Principal, req sandboxer.CreateRequest) (*Reso
 	if req.Consumer, err = boundConsumer(p, req.Consumer); err != nil {
 		return nil, err
 	}
-	ask := Ask{Inputs: req.Inputs, Host: req.Host, Image: req.Image, Limits: req.Limits, Network: req.Network, MaxCost: req.MaxCost}
+	ask := Ask{Inputs: req.Inputs, Host: req.Host, Image: req.Image, Limits: req.Limits, Network: req.Network, MaxCost: req.MaxCost, Words: p.Can(sandboxer.ScopeAdmin)}
 	return s.resolve(prof, ask, func(prof sandboxer.Profile, e *Extension) (*Resolved, error) { return s.createOn(p, prof, e, req) })
 }
 

@@ -24,7 +24,7 @@ func (s *Site) Restore(p sandboxer.Principal, rec *sandboxer.SnapshotRecord, env
 	if req.Consumer, err = boundConsumer(p, req.Consumer); err != nil {
 		return nil, err
 	}
-	ask := Ask{Inputs: req.Inputs, Host: req.Host, MaxCost: req.MaxCost, Restored: true}
+	ask := Ask{Inputs: req.Inputs, Host: req.Host, MaxCost: req.MaxCost, Restored: true, Words: p.Can(sandboxer.ScopeAdmin)}
 	if prof.ID == rec.Profile {
 		ask.Limits, ask.Network = rec.Spec.Limits, &rec.Spec.Network
 	}

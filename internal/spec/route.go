@@ -45,6 +45,7 @@ type Ask struct {
 	Network  *sandboxer.NetworkPolicy
 	MaxCost  sandboxer.Credits // 0 is no bound
 	Restored bool              // the source gives inputs, too
+	Words    bool              // the caller may read the words of backends: an administrator
 }
 
 // A Choice is a candidate with its verdict. Err is why it is refused.
@@ -72,7 +73,7 @@ func (r *Routing) Chosen(choices []Choice) (at int, err error) {
 			return c.At, nil
 		}
 	}
-	return 0, refusedByAll(r.Profile, choices)
+	return 0, refusedByAll(r.Profile, choices, r.Ask.Words)
 }
 
 // resolve checks the request on each candidate of the profile, by on, and returns it on the chosen one. The answers of backends
@@ -149,7 +150,7 @@ func Route(p sandboxer.Profile, ask *Ask, views []View) []Choice {
 		switch {
 		case why != "" && !waits:
 			c.Verdict, c.Reason, c.Detail, c.Err = sandboxer.RouteRefused, why, detail, err
-			if v.Check != nil && err == v.Check {
+			if v.Check != nil && err == v.Check || v.Full != nil && err == v.Full {
 				c.Words = sandboxer.Message(err)
 			} else if why == sandboxer.WhyUnusable {
 				c.Words = v.Problem
@@ -321,7 +322,8 @@ func (v *View) takes(ask *Ask) (sandboxer.RouteReason, error) {
 	}
 	if b.Network != nil && ask.Network != nil {
 		if err := ask.Network.Within(*b.Network); err != nil {
-			return sandboxer.WhyNetwork, err
+			has := strings.TrimSpace(string(cmp.Or(b.Network.Mode, sandboxer.NetworkNone)) + " " + strings.Join(b.Network.Allow, ", "))
+			return sandboxer.WhyNetwork, sandboxer.E(sandboxer.Invalid, err, "its network is %s, and cannot be wider", has).WithHint("ask for less")
 		}
 	}
 	return "", nil
@@ -336,22 +338,29 @@ func plain(err error) string {
 	return text
 }
 
-// refusedByAll is the error if no candidate of p serves a request: that of the only candidate, or a summary that quotes no
-// backend. Its kind is that of the first refusal that may pass, or else of the first refusal.
-func refusedByAll(p sandboxer.Profile, choices []Choice) error {
-	if len(choices) == 1 {
+// refusedByAll is the error if no candidate of p serves a request: that of the only candidate, or that which all share, or a
+// summary, which quotes backends only if words is set. Its kind is that of the first refusal that may pass, or else of the first
+// refusal.
+func refusedByAll(p sandboxer.Profile, choices []Choice, words bool) error {
+	same := func(c Choice) bool { return c.Detail == choices[0].Detail && c.Words == "" && !c.Reason.MayPass() }
+	if len(choices) == 1 || !slices.ContainsFunc(choices, func(c Choice) bool { return !same(c) }) { // a fault of the request, wherever it goes
 		return choices[0].Err
 	}
 	first, causes := choices[0].Err, make([]error, len(choices))
 	var says []string
 	for i, c := range choices {
 		causes[i] = c.Err
-		says = append(says, c.Extension+": "+c.Detail)
+		text := c.Extension + ": " + c.Detail
+		if words && c.Words != "" {
+			text += " (" + c.Words + ")"
+		}
+		says = append(says, text)
 	}
+	hint := "change the request as said, or choose another profile"
 	if i := slices.IndexFunc(choices, func(c Choice) bool { return c.Reason.MayPass() }); i >= 0 {
-		first = choices[i].Err
+		first, hint = choices[i].Err, "try again later, change the request as said, or choose another profile"
 	}
 	e := sandboxer.E(sandboxer.KindOf(first), errors.Join(causes...), "profile %s has no extension for this request: %s", p.ID, strings.Join(says, ". "))
 	e.RetryAfter = sandboxer.RetryAfterOf(first)
-	return e.WithHint("change the request as said, or choose another profile")
+	return e.WithHint("%s", hint)
 }

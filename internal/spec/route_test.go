@@ -197,7 +197,7 @@ func TestRoute(t *testing.T) {
 				if strings.Contains(c.Detail, "10.0.0.9") {
 					t.Errorf("tenants read the words of a backend: %s", c.Detail)
 				}
-				if c.Verdict == sandboxer.RouteRefused && c.Reason != sandboxer.WhyNetwork && !strings.Contains(c.Detail, ";") {
+				if c.Verdict == sandboxer.RouteRefused && !strings.Contains(c.Detail, ";") {
 					t.Errorf("nothing says what would change it: %s", c.Detail)
 				}
 				if views[c.At].Profile.Extension != c.Extension {
@@ -207,7 +207,7 @@ func TestRoute(t *testing.T) {
 			if have := strings.Join(got, ", "); have != row.want {
 				t.Errorf("%s\nwant %s", have, row.want)
 			}
-			if err := refusedByAll(p, choices); len(choices) > 1 && err != nil && strings.Contains(sandboxer.Message(err)+sandboxer.HintOf(err), "10.0.0.9") {
+			if err := refusedByAll(p, choices, false); len(choices) > 1 && err != nil && strings.Contains(sandboxer.Message(err)+sandboxer.HintOf(err), "10.0.0.9") {
 				t.Errorf("tenants read the words of a backend: %v", err)
 			}
 		})
@@ -220,14 +220,29 @@ func TestRefusedByAll(t *testing.T) {
 	room.RetryAfter = 5 * time.Second
 	p := sandboxer.Profile{ID: "profile.p", Route: &sandboxer.Route{Policy: sandboxer.RouteBurst}}
 	views := []View{{Profile: sandboxer.Profile{Extension: "ext.a"}, Check: sandboxer.E(sandboxer.Unsupported, nil, "no")}, {Profile: sandboxer.Profile{Extension: "ext.b"}, Full: room}}
-	err := refusedByAll(p, Route(p, &Ask{}, views))
+	err := refusedByAll(p, Route(p, &Ask{}, views), false)
 	if sandboxer.KindOf(err) != sandboxer.Exhausted || sandboxer.RetryAfterOf(err) != room.RetryAfter || !errors.Is(err, room) ||
 		!strings.Contains(sandboxer.Message(err), "profile.p has no extension for this request: ext.a: its backend cannot") {
 		t.Errorf("%v", err)
 	}
 	views[1].Full = nil
 	views[1].Problem = "x"
-	if err := refusedByAll(p, Route(p, &Ask{}, views)); sandboxer.KindOf(err) != sandboxer.Unavailable {
+	if err := refusedByAll(p, Route(p, &Ask{}, views), false); sandboxer.KindOf(err) != sandboxer.Unavailable {
+		t.Errorf("%v", err)
+	}
+}
+
+// TestRefusedAlike: what is wrong with a request wherever it goes is said once, with its own hint.
+func TestRefusedAlike(t *testing.T) {
+	p := sandboxer.Profile{ID: "profile.p", Route: &sandboxer.Route{Policy: sandboxer.RouteBurst}}
+	long := sandboxer.E(sandboxer.Invalid, nil, "too long").WithHint("ask for less")
+	views := []View{{Profile: sandboxer.Profile{Extension: "ext.a"}, Refusal: long}, {Profile: sandboxer.Profile{Extension: "ext.b"}, Refusal: long}}
+	if err := refusedByAll(p, Route(p, &Ask{}, views), false); err != error(long) {
+		t.Errorf("%v", err)
+	}
+	views[0].Refusal, views[1].Refusal = nil, nil
+	views[0].Check, views[1].Check = long, long
+	if err := refusedByAll(p, Route(p, &Ask{}, views), true); !strings.Contains(sandboxer.Message(err), "ext.b: its backend refuses the request; change the request (too long)") {
 		t.Errorf("%v", err)
 	}
 }

@@ -93,7 +93,10 @@ func (t *tx) fillSecret(sb *sandboxer.Sandbox, ref sandboxer.SecretRef) (sandbox
 
 func noSecret(ref sandboxer.SecretRef) error {
 	e := sandboxer.E(sandboxer.NotFound, nil, "there is no %s", ref)
-	if ref.Tenant == "" {
+	switch {
+	case ref.Version > 0: // a later value never takes its place
+		return e.WithHint("it was removed, and what refers to it cannot be used any more")
+	case ref.Tenant == "":
 		return e.WithHint("an administrator sets it: sandboxer secret set --operator %s", ref.Name)
 	}
 	return e.WithHint("set it: sandboxer secret set %s", ref.Name)
