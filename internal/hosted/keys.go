@@ -1,6 +1,7 @@
 package hosted
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"iter"
@@ -19,23 +20,29 @@ type Keys struct {
 	by    sandboxer.Credential
 }
 
-// NeedsKey is the error of an extension whose file names no key. Kind: NotFound, so that a built-in one is listed with the reason.
-func NeedsKey(extension string) error {
-	secret := strings.TrimPrefix(extension, "ext.")
-	return sandboxer.E(sandboxer.NotFound, nil, "needs a key: its file names none").
-		WithHint("write a file for %s with config: credential: {secret: %s}, and set the secret: sandboxer secret set --operator %[2]s", extension, secret)
+// NeedKeys is OpenKeys for a service that wants a key: if the file of the extension names none, it is the operator's secret that has
+// the extension's name.
+func NeedKeys(ctx context.Context, env sandboxer.Env, fixed sandboxer.Secret, c sandboxer.Credential) (*Keys, error) {
+	if fixed == "" {
+		c.Secret = cmp.Or(c.Secret, secretOf(env))
+	}
+	return OpenKeys(ctx, env, fixed, c)
 }
+
+// secretOf is the name of the secret for an extension whose file does not say it.
+func secretOf(env sandboxer.Env) string { return strings.TrimPrefix(env.Extension, "ext.") }
 
 // OpenKeys returns the keys of an extension. A key in its file counts unless tenants or consumers bring theirs; sandboxes that were
 // made with it need it until they have ended. Kinds: Invalid for c; NotFound for an operator's secret that is not set, so that a
 // built-in extension says in listings what it needs; Unavailable in a process that keeps no secrets.
 func OpenKeys(ctx context.Context, env sandboxer.Env, fixed sandboxer.Secret, c sandboxer.Credential) (*Keys, error) {
+	if c.By != "" {
+		c.Secret = cmp.Or(c.Secret, secretOf(env))
+	}
 	k := &Keys{env: env, fixed: fixed, by: c}
 	switch {
 	case c.By == "" && fixed != "":
 		k.by = sandboxer.Credential{}
-	case c.Secret == "" && c.By != "":
-		return nil, sandboxer.E(sandboxer.Invalid, nil, "credential: want secret, the name under which it is kept")
 	case c.Secret == "":
 	case sandboxer.CheckSecretName(c.Secret) != nil:
 		return nil, sandboxer.E(sandboxer.Invalid, nil, "credential.secret: %s", sandboxer.Message(sandboxer.CheckSecretName(c.Secret)))
