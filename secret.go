@@ -18,7 +18,7 @@ type SecretRef struct {
 
 // A Credential says whose secret is an extension's key to a hosted service. The zero value names none.
 type Credential struct {
-	Secret string       `yaml:"secret" json:"secret,omitempty" help:"Name of the secret that is the key to the service. It is the operator's, unless by says otherwise."`
+	Secret string       `yaml:"secret" json:"secret,omitempty" help:"Name of the secret that is the key to the service. It is the operator's, unless by says otherwise. If a key is needed and this is empty, it is the name of the extension without ext."`
 	By     CredentialBy `yaml:"by" json:"by,omitempty" help:"With tenant, each tenant brings the key: its own secret of that name. With consumer, it is the tenant's secret SECRET.CONSUMER, and the API key of a request is bound to its consumer."`
 }
 

@@ -59,10 +59,7 @@ var Adapter = sandboxer.Typed(sandboxer.Adapter{
 }, Config{URL: "https://app.daytona.io/api", CPU: 1, Memory: gib, Disk: 3 * gib, MaxLifetime: 30 * 24 * time.Hour, Settle: 30 * time.Second}, open)
 
 func open(ctx context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extension, error) {
-	if cfg.Key == "" && cfg.Credential == (sandboxer.Credential{}) {
-		return nil, hosted.NeedsKey(env.Extension)
-	}
-	keys, err := hosted.OpenKeys(ctx, env, cfg.Key, cfg.Credential)
+	keys, err := hosted.NeedKeys(ctx, env, cfg.Key, cfg.Credential)
 	if err != nil {
 		return nil, err
 	}

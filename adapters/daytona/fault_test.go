@@ -46,7 +46,7 @@ func TestRefusals(t *testing.T) {
 			}
 			_, err = x.Teardown(ctx, h)
 			wantKind(t, "Teardown", err, kind)
-			if l, err := x.IsAlive(ctx, h); l != sandboxer.Unknown || sandboxer.HintOf(err) == "" {
+			if l, err := x.IsAlive(ctx, h); l != sandboxer.Unknown || !strings.HasSuffix(sandboxer.HintOf(err), ": sandboxer secret set --operator daytona") {
 				t.Errorf("IsAlive = %s, %v", l, err)
 			}
 			if there := w.there(); len(there) != 1 {
@@ -407,9 +407,11 @@ func TestQuote(t *testing.T) {
 
 // Without a key the extension is one that this machine does not have.
 func TestNoKey(t *testing.T) {
-	_, err := Adapter.Open(t.Context(), sandboxer.Env{Extension: "ext.daytona"})
+	_, err := Adapter.Open(t.Context(), sandboxer.Env{Extension: "ext.daytona", Secret: func(context.Context, sandboxer.SecretRef) (sandboxer.Secret, error) {
+		return "", sandboxer.E(sandboxer.NotFound, nil, "there is none")
+	}})
 	wantKind(t, "Open", err, sandboxer.NotFound)
-	if !strings.HasPrefix(sandboxer.Message(err), "needs a key: ") || sandboxer.HintOf(err) == "" {
+	if !strings.HasPrefix(sandboxer.Message(err), "needs a key: ") || !strings.HasSuffix(sandboxer.HintOf(err), ": sandboxer secret set --operator daytona") {
 		t.Errorf("it says %v", err)
 	}
 	for _, url := range []string{"", "http://10.0.0.1", "ftp://x", "https://a@b"} {

@@ -52,10 +52,7 @@ var Adapter = sandboxer.Typed(sandboxer.Adapter{
 }, Config{Domain: vendorDomain, Template: "base", VCPUs: 2, Memory: 512 << 20, MaxLifetime: 24 * time.Hour, Settle: 10 * time.Second}, open)
 
 func open(ctx context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extension, error) {
-	if cfg.Key == "" && cfg.Credential == (sandboxer.Credential{}) {
-		return nil, hosted.NeedsKey(env.Extension)
-	}
-	keys, err := hosted.OpenKeys(ctx, env, cfg.Key, cfg.Credential)
+	keys, err := hosted.NeedKeys(ctx, env, cfg.Key, cfg.Credential)
 	if err != nil {
 		return nil, err
 	}

@@ -420,7 +420,9 @@ func TestMoney(t *testing.T) {
 
 // Without a key the extension is one that this machine does not have.
 func TestNoKey(t *testing.T) {
-	_, err := Adapter.Open(t.Context(), sandboxer.Env{Extension: "ext.e2b"})
+	_, err := Adapter.Open(t.Context(), sandboxer.Env{Extension: "ext.e2b", Secret: func(context.Context, sandboxer.SecretRef) (sandboxer.Secret, error) {
+		return "", sandboxer.E(sandboxer.NotFound, nil, "there is none")
+	}})
 	wantKind(t, "Open", err, sandboxer.NotFound)
 	if !strings.HasPrefix(sandboxer.Message(err), "needs a key: ") || !strings.HasSuffix(sandboxer.HintOf(err), ": sandboxer secret set --operator e2b") {
 		t.Errorf("it says %q (%s)", sandboxer.Message(err), sandboxer.HintOf(err))

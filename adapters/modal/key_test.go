@@ -165,11 +165,11 @@ func TestOperatorsKey(t *testing.T) {
 	f, secrets := newFake(t), map[string]sandboxer.Secret{}
 	f.keys["ak-new"] = "as-new"
 	open := func() (*extension, error) {
-		return opensWith(t, f, `{"secret":"modal"}`, secrets, new([]sandboxer.Handle))
+		return opensWith(t, f, `{}`, secrets, new([]sandboxer.Handle))
 	}
 	_, err := open()
-	if wantKind(t, "without the secret", err, sandboxer.NotFound); !strings.HasPrefix(sandboxer.Message(err), "needs a key: ") {
-		t.Errorf("it says %v", err)
+	if wantKind(t, "without the secret", err, sandboxer.NotFound); !strings.HasPrefix(sandboxer.Message(err), "needs a key: ") || !strings.HasSuffix(sandboxer.HintOf(err), ": sandboxer secret set --operator modal") {
+		t.Errorf("it says %v (%s)", err, sandboxer.HintOf(err))
 	}
 	secrets["modal"] = "as-canary"
 	_, err = open()

@@ -83,10 +83,7 @@ var Adapter = sandboxer.Typed(sandboxer.Adapter{
 }, Config{App: "sandboxer", Image: "debian:stable-slim", MilliCPU: 1000, Memory: 1 << 30, Settle: 10 * time.Second}, open)
 
 func open(ctx context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extension, error) {
-	if cfg.Key == "" && cfg.Credential == (sandboxer.Credential{}) {
-		return nil, hosted.NeedsKey(env.Extension)
-	}
-	keys, err := hosted.OpenKeys(ctx, env, cfg.Key, cfg.Credential)
+	keys, err := hosted.NeedKeys(ctx, env, cfg.Key, cfg.Credential)
 	if err == nil {
 		err = checkServer(cfg)
 	}

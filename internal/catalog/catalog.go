@@ -46,8 +46,8 @@ type Layer struct {
 	FS   fs.FS
 	Root string // shown before the names of files of FS
 	// Files are single files in addition to FS, by their path on this machine. A file is an
-	// extension if its name begins with "ext." or its directory is called
-	// "extensions", otherwise a profile.
+	// extension if its name begins with "ext.", its directory is called "extensions", or
+	// it has a handler or the ID of an extension; otherwise a profile.
 	Files []string
 }
 
@@ -269,8 +269,20 @@ func (l *loader) layer(layer Layer) {
 	}
 	for _, f := range layer.Files {
 		isExt := strings.HasPrefix(filepath.Base(f), extPrefix) || filepath.Base(filepath.Dir(f)) == "extensions"
-		l.read(os.DirFS(filepath.Dir(f)), filepath.Base(f), filepath.Dir(f), Origin{layer.Name, f}, l.kind(isExt, seen))
+		l.read(os.DirFS(filepath.Dir(f)), filepath.Base(f), filepath.Dir(f), Origin{layer.Name, f}, func(f *file, n *yaml.Node) {
+			l.kind(isExt || declaresExtension(n), seen)(f, n)
+		})
 	}
+}
+
+// declaresExtension reports whether a file of any name can only be meant as an extension's.
+func declaresExtension(n *yaml.Node) bool {
+	for i := 0; n.Kind == yaml.MappingNode && i+1 < len(n.Content); i += 2 {
+		if key, value := n.Content[i].Value, n.Content[i+1].Value; key == "handler" || key == "id" && strings.HasPrefix(value, extPrefix) {
+			return true
+		}
+	}
+	return false
 }
 
 // kind is the reader for a file that declares an extension, or a profile.

@@ -465,13 +465,14 @@ func TestLayers(t *testing.T) {
 	single := write("somewhere/my.yaml", "id: profile.a\ntitle: explicit\nextension: ext.fake\n")
 	ext := write("somewhere/ext.two.yaml", string(base["extensions/ext.fake.yaml"].Data[:4])+"ext.two\n"+
 		strings.SplitN(string(base["extensions/ext.fake.yaml"].Data), "\n", 2)[1])
+	named := write("somewhere/cloud.yaml", strings.Replace(string(base["extensions/ext.fake.yaml"].Data), "ext.fake", "ext.three", 1)) // of any name
 	builtin := fstest.MapFS{"profiles/profile.a.yaml": {Data: []byte("id: profile.a\nextension: ext.fake\n")},
 		"extensions/ext.fake.yaml": base["extensions/ext.fake.yaml"]}
 	c, err := Load([]Layer{
 		{Name: "built-in", FS: builtin},
 		Dir("system", filepath.Join(dir, "absent")),
 		Dir("user", filepath.Join(dir, "user")),
-		{Name: "command line", Files: []string{single, ext}},
+		{Name: "command line", Files: []string{single, ext, named}},
 	}, adapters())
 	if err != nil {
 		t.Fatal(err)
@@ -484,8 +485,8 @@ func TestLayers(t *testing.T) {
 	if p.Title != "explicit" || p.Origin != (Origin{"command line", single}) || !slices.Equal(p.Replaces, wantFrom) {
 		t.Errorf("profile = %q from %v replacing %v", p.Title, p.Origin, p.Replaces)
 	}
-	if len(c.Profiles) != 1 || len(c.Extensions) != 2 {
-		t.Errorf("%d profiles, %d extensions; want 1 and 2", len(c.Profiles), len(c.Extensions))
+	if len(c.Profiles) != 1 || len(c.Extensions) != 3 {
+		t.Errorf("%d profiles, %d extensions; want 1 and 3", len(c.Profiles), len(c.Extensions))
 	}
 
 	// A faulty replacement does not let the replaced one shine through.

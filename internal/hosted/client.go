@@ -21,6 +21,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode"
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/capture"
@@ -145,6 +146,9 @@ func Send[T any](ctx context.Context, c *Client, r Request) (out T, header http.
 	key, err := c.Keys.Of(ctx)
 	if err != nil {
 		return out, nil, sandboxer.Untouched(err)
+	}
+	if strings.ContainsFunc(key.Reveal(), unicode.IsControl) { // no header can carry it: it would look as if the service did not answer
+		return out, nil, Malformed(ctx, "it has a line break, or another control character")
 	}
 	bounded, cancel := context.WithTimeout(ctx, cmp.Or(r.Within, answerTime))
 	defer cancel()

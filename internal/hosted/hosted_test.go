@@ -98,6 +98,10 @@ func TestSend(t *testing.T) {
 			t.Errorf("%s: %v, untouched: %t", path, err, sandboxer.IsUntouched(err))
 		}
 	}
+	c.Keys = &Keys{fixed: "key-canary\n"}
+	if _, err := Call[struct{}](t.Context(), c, http.MethodPost, "/", nil); !IsRefused(err) || !sandboxer.IsUntouched(err) || strings.Contains(err.Error(), "canary") {
+		t.Errorf("a key with a line break: %v", err)
+	}
 }
 
 // A fuse that was moved is found again, before the tag that says the first one.

@@ -1,6 +1,7 @@
 package hosted
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"iter"
@@ -19,24 +20,29 @@ type Keys struct {
 	by    sandboxer.Credential
 }
 
-// NeedsKey is the error of an extension whose file names no key. Kind: NotFound, so that listings show a built-in extension
-// with this reason.
-func NeedsKey(extension string) error {
-	secret := strings.TrimPrefix(extension, "ext.")
-	return sandboxer.E(sandboxer.NotFound, nil, "needs a key: none is configured").
-		WithHint("write a file for %s that has config: credential: {secret: %s}; then set the secret: sandboxer secret set --operator %[2]s", extension, secret)
+// NeedKeys is OpenKeys for a service that needs a key: if the extension's file names none, the key is the operator's secret with
+// the extension's name.
+func NeedKeys(ctx context.Context, env sandboxer.Env, fixed sandboxer.Secret, c sandboxer.Credential) (*Keys, error) {
+	if fixed == "" {
+		c.Secret = cmp.Or(c.Secret, secretOf(env))
+	}
+	return OpenKeys(ctx, env, fixed, c)
 }
+
+// secretOf is the name of the secret for an extension whose file names none.
+func secretOf(env sandboxer.Env) string { return strings.TrimPrefix(env.Extension, "ext.") }
 
 // OpenKeys returns the keys of an extension. A key in its file is used unless tenants or consumers bring their own; even then,
 // sandboxes that were made with it need it until they have ended. Kinds: Invalid for c; NotFound if the operator's secret is
 // not set, so that listings show a built-in extension with this reason; Unavailable in a process that keeps no secrets.
 func OpenKeys(ctx context.Context, env sandboxer.Env, fixed sandboxer.Secret, c sandboxer.Credential) (*Keys, error) {
+	if c.By != "" {
+		c.Secret = cmp.Or(c.Secret, secretOf(env))
+	}
 	k := &Keys{env: env, fixed: fixed, by: c}
 	switch {
 	case c.By == "" && fixed != "":
 		k.by = sandboxer.Credential{}
-	case c.Secret == "" && c.By != "":
-		return nil, sandboxer.E(sandboxer.Invalid, nil, "credential: want secret, the name of the secret")
 	case c.Secret == "":
 	case sandboxer.CheckSecretName(c.Secret) != nil:
 		return nil, sandboxer.E(sandboxer.Invalid, nil, "credential.secret: %s", sandboxer.Message(sandboxer.CheckSecretName(c.Secret)))
