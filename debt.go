@@ -2,15 +2,15 @@ package sandboxer
 
 import "time"
 
-// Debt is what may exist of a sandbox at an extension that could not make it: its create went on to another
-// candidate, and nothing proves yet that the first one made nothing. It is torn down until that is proven.
+// Debt describes an object that may exist on an extension that could not make a sandbox. The create continued on another
+// candidate, and nothing proves yet that the first one made no object. The object is torn down until its absence is proven.
 type Debt struct {
 	Extension string    `json:"extension"`
 	Handle    Handle    `json:"handle"` // with the generation of the object
 	Reason    Reason    `json:"reason"` // ReasonReplaced
 	Since     time.Time `json:"since"`
 	Retries   int       `json:"retries,omitempty"`
-	RetryAt   time.Time `json:"retry_at"`             // when it is torn down, or that is tried again
+	RetryAt   time.Time `json:"retry_at"`             // time of the next teardown
 	LastError string    `json:"last_error,omitempty"` // why it could not be torn down
 }
 

@@ -199,5 +199,5 @@ type ExtensionInfo struct {
 	Notices      []string     `json:"notices,omitempty"` // problems that an operator should solve; for administrators
 	Problem      string       `json:"problem,omitempty"` // why it could not be opened; empty when it was
 	RetryAt      time.Time    `json:"retry_at,omitzero"` // time of the next attempt to open it
-	FailingUntil time.Time    `json:"failing_until,omitzero" doc:"It failed several times in a row, and profiles with a route leave it alone until then"`
+	FailingUntil time.Time    `json:"failing_until,omitzero" doc:"It failed several times in a row, and routes skip it until then"`
 }

@@ -24,7 +24,7 @@ type RoutePolicy string
 const (
 	RouteWait   RoutePolicy = "wait"   // it waits for room, as long as Profile.Wait says
 	RouteReject RoutePolicy = "reject" // it is refused at once, as Exhausted
-	RouteBurst  RoutePolicy = "burst"  // the next candidate serves it; also one that cannot be reached is left
+	RouteBurst  RoutePolicy = "burst"  // the next candidate serves it; also if one cannot be reached
 )
 
 // RoutePolicies lists every policy.
@@ -40,8 +40,8 @@ const PreferPrice RoutePreference = "price"
 // RoutePreferences lists every preference.
 func RoutePreferences() []RoutePreference { return []RoutePreference{PreferPrice} }
 
-// Candidate is one extension of a route, with what is different there. What it sets is also the most that
-// a request can have there, whoever asks: a request for more is refused by this candidate.
+// Candidate is one extension of a route, with its own bounds. They hold for every caller: this candidate refuses a request that
+// exceeds them.
 type Candidate struct {
 	Extension string            `json:"extension"`         // "ext.<name>"
 	Image     string            `json:"image,omitempty"`   // instead of the profile's; no other can be requested

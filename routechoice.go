@@ -1,7 +1,7 @@
 package sandboxer
 
-// RouteChoice says what became of one candidate when a request was routed, in the order in which the
-// candidates were considered. It has no words of hosts or backends but Words.
+// RouteChoice is the result for one candidate when a request was routed. Choices are in the order in which the candidates were
+// considered. Only Words quotes hosts or backends.
 type RouteChoice struct {
 	Extension string       `json:"extension"`
 	Verdict   RouteVerdict `json:"verdict"`
@@ -24,7 +24,7 @@ const (
 // RouteReason is why a candidate has its verdict. The list is closed: RouteReasons.
 type RouteReason string
 
-// The reasons of a candidate that is chosen, of one that stands by, and of one that is refused.
+// The reasons of a candidate that is chosen, of one on standby, and of one that is refused.
 const (
 	WhyOnly     RouteReason = "only"     // the profile is on this extension
 	WhyFirst    RouteReason = "first"    // the first in the list that can serve the request
@@ -38,7 +38,7 @@ const (
 	WhyIsolation    RouteReason = "lacks_isolation"  // that the profile promises
 	WhyUnknownInput RouteReason = "unknown_input"    // the request gives one that it does not take
 	WhyMissingInput RouteReason = "missing_input"    // it needs one that the request does not give
-	WhyFixedInput   RouteReason = "fixed_input"      // its value of an input is another
+	WhyFixedInput   RouteReason = "fixed_input"      // it has another fixed value for an input
 	WhyFixedImage   RouteReason = "fixed_image"      // its image is another
 	WhyLimits       RouteReason = "above_limits"     // the request is for more than its limits
 	WhyNetwork      RouteReason = "above_network"    // the request is for more than its network
@@ -48,9 +48,9 @@ const (
 	WhyPrice        RouteReason = "above_max_cost"   // it costs more than the request allows
 	WhyNoPrice      RouteReason = "price_unknown"    // the request bounds the cost, and the price is not known
 	WhyFull         RouteReason = "no_room"          // it has no room now
-	WhyFailing      RouteReason = "failing"          // it failed several times in a row, and is left alone for a while
+	WhyFailing      RouteReason = "failing"          // it failed several times in a row, and routes skip it for a while
 	WhyUnavailable  RouteReason = "unavailable"      // its backend cannot be asked now
-	WhyPolicy       RouteReason = "policy"           // the policy does not go on to it
+	WhyPolicy       RouteReason = "policy"           // the policy does not allow it as the next candidate
 )
 
 // RouteReasons lists every reason.

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// SecretRef names a secret. Records keep it in place of the value.
+// SecretRef names a secret. Records have it instead of the value.
 type SecretRef struct {
 	// Tenant is whose secret it is; it is found under no other tenant. Empty means the operator's, which only files of
 	// the installation name, never a request.
@@ -16,7 +16,7 @@ type SecretRef struct {
 	Version int64 `json:"version,omitempty"`
 }
 
-// A Credential says whose secret is an extension's key to a hosted service. The zero value names none.
+// A Credential says who owns the secret that is an extension's key to a hosted service. The zero value names none.
 type Credential struct {
 	Secret string       `yaml:"secret" json:"secret,omitempty" help:"Name of the secret that is the key to the service. It is the operator's, unless by says otherwise. If a key is needed and this is empty, it is the name of the extension without ext."`
 	By     CredentialBy `yaml:"by" json:"by,omitempty" help:"With tenant, each tenant brings the key: its own secret of that name. With consumer, it is the tenant's secret SECRET.CONSUMER, and the API key of a request is bound to its consumer."`
@@ -35,8 +35,8 @@ const (
 func CredentialsBy() []CredentialBy { return []CredentialBy{ByTenant, ByConsumer} }
 
 // Ref returns the secret that is the key for a request, in its newest version; the zero value if c names none. consumer is the
-// one that the API key of the request is bound to. Kinds: Invalid without a consumer that counts; Denied for a caller without a
-// tenant.
+// consumer to which the API key of the request is bound. Kinds: Invalid if the API key is bound to no consumer and c needs one;
+// Denied for a caller without a tenant.
 func (c Credential) Ref(tenant, consumer string) (SecretRef, error) {
 	ref := SecretRef{Tenant: tenant, Name: c.Secret}
 	switch c.By {

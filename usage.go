@@ -14,9 +14,9 @@ const (
 // UsageTypes lists every type.
 func UsageTypes() []UsageType { return []UsageType{UsageSettled, UsageCorrection} }
 
-// A UsageRow says what one generation of a sandbox used and cost. It is written in the transaction that settles
-// the bill, and never changes. The sum of Charged over all rows of a sandbox is what the ledger has posted for it. Of a
-// correction, everything else replaces what the corrected row says.
+// A UsageRow says what one generation of a sandbox used and cost. It is written in the transaction that settles the bill, and
+// never changes. The sum of Charged over all rows of a sandbox is the amount that the ledger has posted for it. All other
+// fields of a correction replace those of the corrected row.
 type UsageRow struct {
 	Seq        int64             `json:"-"` // assigned by the store, strictly growing in the order of commits
 	Key        string            `json:"key"`
@@ -71,15 +71,15 @@ const (
 	MaxDeadLetters = 1000 // of one sink, which then gets no more rows
 )
 
-// SinkState is how far a sink is.
+// SinkState is the progress of a sink.
 type SinkState struct {
 	Name        string
-	Seq         int64     // the last usage row that is dealt with: delivered, or a dead letter
+	Seq         int64     // the last usage row that was delivered or became a dead letter
 	Behind      int64     // rows after Seq
-	DeadLetters int64     // those that are to be delivered once more included
+	DeadLetters int64     // includes those that are to be delivered once more
 	Problem     string    // why the last delivery failed; empty after one that did not
 	Since       time.Time // of the first failure in a row
-	Stopped     bool      // no delivery is tried until somebody asks for a replay
+	Stopped     bool      // nothing is delivered until a replay
 }
 
 // A DeadLetter is a usage row that a sink refused.
@@ -98,7 +98,7 @@ type DeadLetterQuery struct {
 	Limit int
 }
 
-// A SinkChange changes what is kept of a sink.
+// A SinkChange changes the stored state of a sink.
 type SinkChange struct {
 	Name     string
 	From, To int64        // its Seq: Conflict unless it is From. A sink that is not known is at 0

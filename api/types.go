@@ -86,7 +86,7 @@ type Sandbox struct {
 	Billing      sandboxer.Billing        `json:"billing,omitempty" doc:"pending: it has ended, and its backend does not know yet what it cost. Its hold stays open until then, an hour at most. estimated: it was settled by the time that it ran, and its backend may still say what it cost, for a day"`
 
 	Route        []RouteChoice          `json:"route,omitempty" doc:"For a profile with several candidates: what became of each when the sandbox was made"`
-	Debts        []Debt                 `json:"debts,omitempty" doc:"What may exist of it where it could not be made, and is removed before it ends"`
+	Debts        []Debt                 `json:"debts,omitempty" doc:"Objects of it that may exist on extensions that could not make it; they are removed before it ends"`
 	RestoredFrom string                 `json:"restored_from,omitempty" doc:"The snapshot it began with"`
 	RestoredAs   sandboxer.SnapshotKind `json:"restored_as,omitempty" doc:"In which form: native or portable"`
 	Pause        *Pause                 `json:"pause,omitempty" doc:"Its pause; absent while it runs"`
@@ -215,7 +215,7 @@ type Plan struct {
 	Changed       []string                `json:"changed,omitempty" doc:"Differences between the sandbox and the request"`
 }
 
-// Debt is what may exist of a sandbox at an extension that could not make it.
+// Debt describes an object that may exist on an extension that could not make a sandbox.
 type Debt struct {
 	Extension  string           `json:"extension" example:"ext.local"`
 	Generation int              `json:"generation" example:"1"`

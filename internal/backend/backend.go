@@ -796,7 +796,8 @@ func Lacks(extension string, c sandboxer.Capability) *sandboxer.Error {
 	if c == sandboxer.CanSnapshot {
 		what = "snapshots"
 	}
-	return sandboxer.E(sandboxer.Unsupported, nil, "%s does not support %s", extension, what)
+	return sandboxer.E(sandboxer.Unsupported, nil, "%s does not support %s", extension, what).
+		WithHint("use a profile of an extension that supports it; list profiles with: sandboxer profile ls")
 }
 
 // LacksRestore is Lacks for sandboxes that cannot be made from a snapshot.

@@ -178,7 +178,7 @@ func newCmdHostAdd(f *factory) *cobra.Command {
 	fl.StringVar(&o.rec.IdentityFile, "identity", "", "`FILE` with the private key; only its name is stored")
 	fl.StringVar(&o.rec.ProxyJump, "jump", "", "`TARGETS` to go through, as ssh -J takes them")
 	fl.IntVar(&o.rec.Capacity, "capacity", 0, "maximum `NUMBER` of sandboxes at the same time (default: that of the extension)")
-	fl.StringVar(&o.rec.Only, "only", "", "`USE` it only for this: compose for projects, or machines for workspaces of ext.vm-packer (default: both)")
+	fl.StringVar(&o.rec.Only, "only", "", "its only `USE`: compose for projects, or machines for workspaces of ext.vm-packer (default: both)")
 	fl.StringArrayVar(&labels, "label", nil, "label `KEY=VALUE`")
 	fl.StringVar(&o.fingerprint, "fingerprint", "", "trust the key with this `FINGERPRINT` (SHA256:…) and no other")
 	fl.BoolVar(&o.yes, "yes", false, "trust the key that it shows now")

@@ -75,7 +75,7 @@ func (o *requestOptions) registerCommon(c *cobra.Command) {
 	fl.StringVar(&o.key, "idempotency-key", "", "one `KEY` makes one sandbox, however often it is sent")
 	fl.StringVar(&o.ttl, "ttl", "", "`LIFETIME`: 30m, 1h30m, 2d, or idle: as long as it is used")
 	fl.StringVar(&o.idle, "idle", "", "`DURATION` without use after which --on-idle applies: 10m; at most the profile's")
-	fl.StringVar(&o.onIdle, "on-idle", "", "`ACTION` after that time without use: destroy or pause")
+	fl.StringVar(&o.onIdle, "on-idle", "", "`ACTION` after --idle: destroy or pause")
 	fl.StringVar(&o.onTTL, "on-ttl", "", "`ACTION` when it expires: destroy or pause")
 	complete(c, "on-idle", "destroy", "pause")
 	complete(c, "on-ttl", "destroy", "pause")

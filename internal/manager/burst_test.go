@@ -159,7 +159,7 @@ func TestDebtHoldsUp(t *testing.T) {
 			t.Fatalf("%+v, %v", sb, err)
 		}
 		sb, err = r.Destroy(acme, sb.ID)
-		wantErr(t, err, sandboxer.Unavailable, "what may exist of it on ext.fake is not removed yet")
+		wantErr(t, err, sandboxer.Unavailable, "parts of it on ext.fake are not removed yet")
 		if sb.State != sandboxer.Terminating {
 			t.Errorf("it is %s", sb.State)
 		}

@@ -195,7 +195,7 @@ func TestIDsOfBefore(t *testing.T) {
 		t.Errorf("%+v", sb)
 	}
 	_, err = r.Create(acme, ask(sandboxer.DerivedID("rival", free.ID)))
-	wantErr(t, err, sandboxer.Invalid, "which cannot be chosen")
+	wantErr(t, err, sandboxer.Invalid, "cannot be chosen")
 	r.sound(4)
 }
 

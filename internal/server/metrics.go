@@ -124,7 +124,7 @@ func (m *Metrics) handler(count func(context.Context) (map[sandboxer.State]int, 
 			states.WithLabelValues(string(st)).Set(float64(n))
 		}
 		up := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "sandboxer_extension_up", Help: "Whether an extension can be used: 1, or 0 while opening it is tried again."}, []string{"extension"})
-		failing := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "sandboxer_extension_failing", Help: "Whether routes leave an extension alone because it failed several times in a row: 1, or else 0."}, []string{"extension"})
+		failing := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "sandboxer_extension_failing", Help: "Whether routes skip an extension because it failed several times in a row: 1, or else 0."}, []string{"extension"})
 		own.MustRegister(up, failing)
 		is := map[bool]float64{true: 1}
 		for _, e := range extensions(r.Context()) {

@@ -282,7 +282,7 @@ func identify(inputs map[string]string, thread sandboxer.Thread) (shown string, 
 			return "", none, err
 		}
 		if sandboxer.IsDerivedID(shown) {
-			return "", none, sandboxer.E(sandboxer.Invalid, nil, "%q cannot be chosen: IDs of this form belong to threads", shown).
+			return "", none, sandboxer.E(sandboxer.Invalid, nil, "%q cannot be chosen: the server itself makes IDs of this form", shown).
 				WithHint("choose another sandbox_id")
 		}
 	}
