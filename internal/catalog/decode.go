@@ -167,12 +167,11 @@ func (d *decoder) scalar(v reflect.Value, sc *scalar, n *yaml.Node, path string,
 	case !ok && sc.words != nil:
 		d.fault(path, suggest.Nearest(n.Value, sc.words), "unknown %s %s: expected %s", sc.want, got(n), listed(sc.words, "or"))
 		return
+	case !ok && r.format == "secret": // a value in place of a name
+		d.hideAll(n)
+		d.fault(path, "", "expected %s: the name of a secret, never its value", sc.want)
+		return
 	case !ok:
-		if r.format == "secret" { // a value in place of a name
-			d.hideAll(n)
-			d.fault(path, "", "expected %s: the name of a secret, never its value", sc.want)
-			return
-		}
 		d.fault(path, sc.guess(n.Value, r), "expected %s, got %s", sc.want, got(n))
 		return
 	}
@@ -424,22 +423,6 @@ func (d *decoder) free(v reflect.Value, n *yaml.Node, path string, depth int) {
 		e := reflect.New(t).Elem()
 		d.scalar(e, scalarOf(t, rule{}), n, path, rule{})
 		v.Set(e)
-	}
-}
-
-func (d *decoder) hideUnder(path string, n *yaml.Node) {
-	if strings.HasPrefix(path, "config") {
-		d.hideAll(n)
-	}
-}
-
-// hideAll keeps every scalar under n out of excerpts.
-func (d *decoder) hideAll(n *yaml.Node) {
-	d.src.hide(n)
-	for i, c := range n.Content {
-		if n.Kind != yaml.MappingNode || i%2 == 1 {
-			d.hideAll(c)
-		}
 	}
 }
 

@@ -284,6 +284,11 @@ func (a *auditing) auditRecords(ctx context.Context) error {
 			a.damaged(sb)
 			return
 		}
+		for _, on := range append([]sandboxer.Debt{{Extension: sb.Extension}}, sb.Debts...) {
+			if a.m.extension(on.Extension) == nil {
+				a.violated(invAsked, sb.ID, "%s, which has it or may have it, is no longer configured", on.Extension)
+			}
+		}
 		over := at.Sub(sb.ExpiresAt)
 		switch {
 		case lifecycle.MayBeClaimed(sb):

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -197,6 +198,9 @@ func TestExtensionIsMissing(t *testing.T) {
 	m, err := New(r.store, nil, nil, r.setup.opts)
 	if err != nil {
 		t.Fatal(err)
+	}
+	if a, err := m.Audit(admin); err != nil || len(a.Violations) != 1 || a.Violations[0].SandboxID != sb.ID || !strings.Contains(a.Violations[0].Detail, "ext.fake, which has it or may have it, is no longer configured") {
+		t.Errorf("audit: %+v, %v", a, err)
 	}
 	got, err := m.Destroy(acme, sb.ID)
 	wantErr(t, err, sandboxer.Unavailable, `extension "ext.fake" is no longer configured`)

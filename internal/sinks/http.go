@@ -73,11 +73,13 @@ func (e *endpoint) deliver(ctx context.Context, batch []item) error {
 	req.Header.Set("webhook-signature", strings.Join(signatures, " "))
 	res, err := e.client.Do(req)
 	if err != nil {
-		why := err.Error()
-		if u := new(url.Error); errors.As(err, &u) { // which repeats the URL
-			why = u.Err.Error()
+		why := ": " + capture.Text(err.Error(), maxReason)
+		if u := new(url.Error); errors.As(err, &u) && u.Timeout() {
+			why = " within " + e.client.Timeout.String()
+		} else if u.Err != nil { // u repeats the URL
+			why = ": " + capture.Text(u.Err.Error(), maxReason)
 		}
-		return sandboxer.E(sandboxer.Unavailable, err, "it does not answer: %s", capture.Text(why, maxReason))
+		return sandboxer.E(sandboxer.Unavailable, err, "it does not answer%s", why)
 	}
 	defer res.Body.Close()
 	said, err := io.ReadAll(io.LimitReader(res.Body, maxAnswer))

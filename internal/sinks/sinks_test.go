@@ -314,6 +314,17 @@ func TestProblems(t *testing.T) {
 		}
 		e.close()
 	}
+	hangs := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		<-r.Context().Done()
+	}))
+	defer hangs.Close()
+	e := newEndpoint(sandboxer.Sink{Name: "hub", URL: hangs.URL, Keys: []string{"k"}}, secret)
+	defer e.close()
+	e.client.Timeout = time.Millisecond
+	if err := e.deliver(t.Context(), nil); sandboxer.Message(err) != "it does not answer within 1ms" {
+		t.Errorf("%v", err)
+	}
 	dir := t.TempDir()
 	if err := (fileOutlet{dir}).deliver(t.Context(), nil); sandboxer.Message(err) != "the file "+dir+" cannot be written: is a directory" {
 		t.Errorf("%v", err)
