@@ -202,7 +202,7 @@ func TestKeys(t *testing.T) {
 	if snapshots != 2 { // the rival's, and the refusal
 		t.Errorf("%d snapshots are listed", snapshots)
 	}
-	if err := x.DropSnapshot(ctx, saved["rival"]); err != nil || len(w.saved) != 1 {
+	if err := x.DropSnapshot(ctx, sandboxer.Snapshot{SnapshotID: "snap-rival"}); err != nil || len(w.saved) != 1 {
 		t.Errorf("DropSnapshot: %v; Daytona has %d", err, len(w.saved))
 	}
 	if _, err := x.Teardown(ctx, recorded[1]); err != nil {

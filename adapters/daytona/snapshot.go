@@ -53,9 +53,14 @@ func (x *extension) saved(ctx context.Context, owner string) iter.Seq2[saved, er
 	})
 }
 
-// find returns the snapshot of an ID. Kind: NotFound if there is none.
+// find returns the snapshot of an ID in ctx's account. Kind: NotFound if there is none.
 func (x *extension) find(ctx context.Context, id string) (saved, error) {
-	for s, err := range x.saved(ctx, x.Env.Owner) {
+	return pick(x.saved(ctx, x.Env.Owner), id)
+}
+
+// pick is find in a listing.
+func pick(all iter.Seq2[saved, error], id string) (saved, error) {
+	for s, err := range all {
 		if err != nil || s.is.Snapshot.SnapshotID == id {
 			return s, err
 		}
@@ -99,13 +104,16 @@ func (x *extension) RestoreFromSnapshot(ctx context.Context, spec sandboxer.Spec
 	return x.provision(ctx, spec, from.Name)
 }
 
-// DropSnapshot implements sandboxer.Snapshotter. It returns once Daytona has removed the snapshot.
+// DropSnapshot implements sandboxer.Snapshotter. It returns once Daytona has removed the snapshot. One without a key may be in any account.
 func (x *extension) DropSnapshot(ctx context.Context, s sandboxer.Snapshot) error {
-	ctx = hosted.For(ctx, s.Credential)
+	all := func(ctx context.Context) iter.Seq2[saved, error] { return x.saved(ctx, x.Env.Owner) }
 	return hosted.Poll(ctx, func() (bool, error) {
-		old, err := x.find(ctx, s.SnapshotID)
+		old, err := pick(hosted.Within(ctx, x.Keys, s.Credential, all), s.SnapshotID)
+		if err == nil {
+			s.Credential = old.is.Snapshot.Credential // where it is looked for from now on
+		}
 		if err == nil && old.State != "removing" {
-			_, err = hosted.Call[struct{}](ctx, x.client, http.MethodDelete, "/snapshots/"+url.PathEscape(old.ID), nil)
+			_, err = hosted.Call[struct{}](hosted.For(ctx, s.Credential), x.client, http.MethodDelete, "/snapshots/"+url.PathEscape(old.ID), nil)
 		}
 		if sandboxer.KindOf(err) == sandboxer.NotFound {
 			return true, nil

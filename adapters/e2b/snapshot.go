@@ -41,11 +41,8 @@ func (x *extension) receipt(id string, s snapshot) sandboxer.Snapshot {
 // saved finds a snapshot by our ID, in the account of a key, or in every account if none is named: then a key that the
 // service refuses is an error unless the snapshot is in another account. Kind: NotFound.
 func (x *extension) saved(ctx context.Context, key sandboxer.SecretRef, id string) (sandboxer.Snapshot, error) {
-	all := x.ListSnapshots(ctx, x.Env.Owner)
-	if key != (sandboxer.SecretRef{}) {
-		all = x.listed(hosted.For(ctx, key), x.Env.Owner)
-	}
-	for f, err := range all {
+	all := func(ctx context.Context) iter.Seq2[sandboxer.FoundSnapshot, error] { return x.listed(ctx, x.Env.Owner) }
+	for f, err := range hosted.Within(ctx, x.Keys, key, all) {
 		if err != nil || f.Snapshot.SnapshotID == id {
 			return f.Snapshot, err
 		}

@@ -7,7 +7,6 @@ import (
 	"maps"
 	"net/http"
 	"net/url"
-	"slices"
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
@@ -81,21 +80,15 @@ func pages[T, U any](ctx context.Context, x *extension, path string, tags map[st
 
 // Check implements sandboxer.Checker. It refuses what only a running command could use.
 func (x *extension) Check(_ context.Context, spec sandboxer.Spec) error {
-	asked := map[string]bool{
+	if n := len(spec.Inputs[inputNote]); n > service.MaxNoteBytes {
+		return sandboxer.E(sandboxer.Invalid, nil, "the input note has %d bytes: at most %d are possible", n, service.MaxNoteBytes)
+	}
+	return hosted.Refuse(x.Env.Extension+", "+said+",", map[string]bool{
 		"an image": spec.Image != "", "a main command": len(spec.Command) > 0, "environment variables": len(spec.Env) > 0,
 		"limits": spec.Limits != sandboxer.Limits{}, "mounts": len(spec.Mounts) > 0, "ports": len(spec.Ports) > 0, "a host": spec.Host != "",
 		"a network": cmp.Or(spec.Network.Mode, sandboxer.NetworkNone) != sandboxer.NetworkNone, "a workspace": spec.Workspace != "",
 		"a user": spec.User != "", "a place in a pool": spec.Warm,
-	}
-	for _, what := range slices.Sorted(maps.Keys(asked)) {
-		if asked[what] {
-			return sandboxer.E(sandboxer.Unsupported, nil, "%s cannot have %s: it is %s", x.Env.Extension, what, said).WithHint("leave that out, or use another profile")
-		}
-	}
-	if n := len(spec.Inputs[inputNote]); n > service.MaxNoteBytes {
-		return sandboxer.E(sandboxer.Invalid, nil, "the input note has %d bytes: at most %d are possible", n, service.MaxNoteBytes)
-	}
-	return nil
+	})
 }
 
 // Provision implements sandboxer.Extension.
@@ -127,10 +120,7 @@ func on[T any](ctx context.Context, x *extension, h sandboxer.Handle, method, su
 // WaitReady implements sandboxer.Extension: what exists is ready.
 func (x *extension) WaitReady(ctx context.Context, h sandboxer.Handle) (sandboxer.Reachability, error) {
 	sb, err := on[service.Sandbox](ctx, x, h, http.MethodGet, "", nil)
-	if err != nil {
-		return sandboxer.Reachability{}, err
-	}
-	return sandboxer.Reachability{Extra: map[string]string{"stub": said, inputNote: sb.Note}}, nil
+	return sandboxer.Reachability{Extra: map[string]string{"stub": said, inputNote: sb.Note}}, err
 }
 
 // Renew implements sandboxer.Renewer.
@@ -141,21 +131,18 @@ func (x *extension) Renew(ctx context.Context, h sandboxer.Handle, until time.Ti
 
 // EstimateCost implements sandboxer.Quoter.
 func (x *extension) EstimateCost(_ context.Context, _ sandboxer.Spec, d time.Duration) (*sandboxer.MeterQuote, error) {
-	if !x.cfg.Bill {
-		return &sandboxer.MeterQuote{Duration: d, Detail: said + "; nothing is billed"}, nil
+	q := sandboxer.MeterQuote{Duration: d, Detail: said + "; nothing is billed"}
+	if x.cfg.Bill {
+		q.Setup, q.PerHour, q.Detail = x.cfg.Setup, x.cfg.PerHour, said
+		q.Amount = q.For(d)
 	}
-	q := sandboxer.MeterQuote{Setup: x.cfg.Setup, PerHour: x.cfg.PerHour, Duration: d, Detail: said}
-	q.Amount = q.For(d)
 	return &q, nil
 }
 
 // MeterActual implements sandboxer.Meter. The service measures by its own clock, and knows ended sandboxes, too.
 func (x *extension) MeterActual(ctx context.Context, h sandboxer.Handle, _ time.Duration) (sandboxer.Usage, error) {
 	u, err := on[service.Usage](ctx, x, h, http.MethodGet, "/usage", nil)
-	if err != nil {
-		return sandboxer.Usage{}, err
-	}
-	q, err := x.EstimateCost(ctx, sandboxer.Spec{}, time.Duration(u.LivedMS)*time.Millisecond)
+	q, _ := x.EstimateCost(ctx, sandboxer.Spec{}, time.Duration(u.LivedMS)*time.Millisecond) // which asks nobody
 	return sandboxer.Usage{At: time.Now(), Cost: q.Amount, Final: u.Final}, err
 }
 
@@ -177,7 +164,6 @@ func (x *extension) Capacity(ctx context.Context, host string) (sandboxer.HostCa
 
 // nameOf is the name of a snapshot at the service. We choose it, so a repeated request finds what the first one saved.
 func (x *extension) nameOf(id string) string { return x.Env.Owner + "." + id }
-
 func (x *extension) snapshotAt(id string) string {
 	return "/v1/snapshots/" + url.PathEscape(x.nameOf(id))
 }

@@ -1,6 +1,5 @@
 // Package saasstub makes sandboxes at a stub of a hosted service. No command runs in them: a sandbox has an ID, a lifetime, a
 // price and a note. The package shows what an adapter for a hosted service owes, and is the example of CONTRIBUTING.md.
-// Package service is the service.
 package saasstub
 
 import (
@@ -17,16 +16,15 @@ import (
 
 // Config is the extension's `config:` block.
 type Config struct {
-	Setup    sandboxer.Credits `yaml:"setup" json:"setup,omitempty" help:"Price of the service once per sandbox."`
-	PerHour  sandboxer.Credits `yaml:"per_hour" json:"per_hour,omitempty" help:"Price of the service per hour of life."`
-	Bill     bool              `yaml:"bill" json:"bill,omitempty" help:"Whether tenants pay these prices; otherwise a sandbox costs nothing."`
-	Capacity int               `yaml:"capacity" json:"capacity,omitempty" min:"1" max:"1000" help:"Maximum number of sandboxes of the service."`
-	Seed     int64             `yaml:"seed" json:"seed,omitempty" help:"Chooses names and faults: the same requests in the same order have the same faults."`
-	Faults   service.Faults    `yaml:"faults" json:"faults,omitzero" help:"What the service does wrong on purpose."`
-	Settle   time.Duration     `yaml:"settle" json:"settle,omitempty" min:"0s" max:"5m" help:"How long after a create without an answer the listing may not show the sandbox yet; at least faults.lag."`
-	URL      string            `yaml:"url" json:"url,omitempty" help:"A service that runs elsewhere, as https://host, or http:// with a loopback address. If it is empty, this program starts one."`
-	Token    sandboxer.Secret  `yaml:"token" json:"token,omitempty" help:"Bearer token for the service at url."`
-
+	Setup      sandboxer.Credits    `yaml:"setup" json:"setup,omitempty" help:"Price of the service once per sandbox."`
+	PerHour    sandboxer.Credits    `yaml:"per_hour" json:"per_hour,omitempty" help:"Price of the service per hour of life."`
+	Bill       bool                 `yaml:"bill" json:"bill,omitempty" help:"Whether tenants pay these prices; otherwise a sandbox costs nothing."`
+	Capacity   int                  `yaml:"capacity" json:"capacity,omitempty" min:"1" max:"1000" help:"Maximum number of sandboxes of the service."`
+	Seed       int64                `yaml:"seed" json:"seed,omitempty" help:"Chooses names and faults: the same requests in the same order have the same faults."`
+	Faults     service.Faults       `yaml:"faults" json:"faults,omitzero" help:"What the service does wrong on purpose."`
+	Settle     time.Duration        `yaml:"settle" json:"settle,omitempty" min:"0s" max:"5m" help:"How long after a create without an answer the listing may not show the sandbox yet; at least faults.lag."`
+	URL        string               `yaml:"url" json:"url,omitempty" help:"A service that runs elsewhere, as https://host, or http:// with a loopback address. If it is empty, this program starts one."`
+	Token      sandboxer.Secret     `yaml:"token" json:"token,omitempty" help:"Bearer token for the service at url."`
 	Credential sandboxer.Credential `yaml:"credential" json:"credential,omitzero" help:"The secret that is the bearer token in its place."`
 }
 

@@ -204,3 +204,11 @@ func Everywhere[T any](ctx context.Context, k *Keys, list func(context.Context) 
 		}
 	}
 }
+
+// Within yields what list finds in the account of a key, or Everywhere if none is named.
+func Within[T any](ctx context.Context, k *Keys, ref sandboxer.SecretRef, list func(context.Context) iter.Seq2[T, error]) iter.Seq2[T, error] {
+	if ref.Name == "" {
+		return Everywhere(ctx, k, list)
+	}
+	return list(For(ctx, ref))
+}

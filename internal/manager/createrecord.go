@@ -422,7 +422,7 @@ func (c *creation) explainCreateError(ctx context.Context, sb *sandboxer.Sandbox
 			return err
 		}
 		return sandboxer.E(sandboxer.NoCredit, err, "it costs up to %s credits for %s, and %s has %s", sb.Quote.Amount, c.TTL, c.Tenant, have).
-			WithHint("ask an administrator for credits, or for a shorter time to live")
+			WithHint("ask for a shorter time to live, or have an administrator grant credits: sandboxer credits grant %s 10", c.Tenant)
 	case isKind(err, sandboxer.Conflict) && c.Name != "":
 		items, _, qerr := c.m.store.Sandboxes(ctx, sandboxer.Query{Tenant: c.Tenant, Name: c.Name, States: liveStates, Limit: 1})
 		if qerr == nil && len(items) == 1 {

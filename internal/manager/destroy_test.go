@@ -310,6 +310,27 @@ func TestExtend(t *testing.T) {
 	})
 }
 
+// TestExtendBeyondFuse: a backend that ends its sandboxes, and cannot move that, is not promised to keep one for longer.
+func TestExtendBeyondFuse(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, func(s *setup) { s.fake.Drop = []sandboxer.Capability{sandboxer.CanRenew} })
+		sb := r.create(sandboxer.CreateRequest{TTL: time.Hour})
+		for _, e := range []Extend{{TTL: 2 * time.Hour}, {Add: time.Hour}} {
+			_, err := r.Extend(acme, sb.ID, e)
+			wantErr(t, err, sandboxer.Unsupported, "and cannot move that")
+		}
+		if got := r.get(sb.ID); !got.ExpiresAt.Equal(sb.ExpiresAt) {
+			t.Errorf("after that it expires at %s; want %s", got.ExpiresAt, sb.ExpiresAt)
+		}
+		if _, err := r.Extend(acme, sb.ID, Extend{TTL: 30 * time.Minute}); err != nil {
+			t.Errorf("within its deadline: %v", err)
+		}
+		if _, err := r.Extend(acme, sb.ID, Extend{TTL: time.Hour}); err != nil {
+			t.Errorf("back to its deadline: %v", err)
+		}
+	})
+}
+
 // TestExtendRacesExpiry extends sandboxes in the moment they expire: each is either
 // extended and lives, or refused and ends.
 func TestExtendRacesExpiry(t *testing.T) {

@@ -103,14 +103,14 @@ func (bx box) fuseDue() bool {
 // renews reports whether the fuses of a backend can be moved; there may be none.
 func renews(b *backend.Backend) bool { return b != nil && b.Can(sandboxer.CanRenew) }
 
-// renew moves the backend's own deadline of sb to until or later.
+// renew moves the backend's own deadline of sb to until or later, or refuses that as Unsupported.
 func (bx box) renew(ctx context.Context, until time.Time) error {
 	b, err := bx.m.backend(bx.sb.Extension)
 	if err != nil {
 		return err
 	}
 	if !b.Can(sandboxer.CanRenew) {
-		return nil
+		return bx.checkFuse(ctx, b, until)
 	}
 	fuse := until.Add(lifecycle.MarginOf(bx.sb.Spec.Profile))
 	if err := bx.m.step(pRenew, func() error { return b.Renew(ctx, bx.sb.Handle, fuse) }); err != nil {
@@ -118,4 +118,17 @@ func (bx box) renew(ctx context.Context, until time.Time) error {
 	}
 	bx.sb.Spec.Fuse = fuse
 	return nil
+}
+
+// checkFuse refuses a life beyond the deadline of a backend that cannot move it. One that does not tell a deadline has none.
+func (bx box) checkFuse(ctx context.Context, b *backend.Backend, until time.Time) error {
+	if !until.After(bx.sb.Spec.Fuse) || !b.Can(sandboxer.CanDiscover) {
+		return nil
+	}
+	found, err := b.Discover(ctx, bx.sb.ID)
+	if err != nil || found.Fuse.IsZero() || !until.After(found.Fuse) {
+		return err
+	}
+	return sandboxer.E(sandboxer.Unsupported, nil, "%s ends sandbox %s at %s, and cannot move that", bx.sb.Extension, bx.sb.Shown(), found.Fuse.UTC().Format(time.RFC3339)).
+		WithHint("save it and restore the snapshot, or create one with the time to live that it needs: --ttl")
 }

@@ -214,8 +214,11 @@ func (sv save) paused(ctx context.Context) error {
 	}
 	if !sv.rec.Native.Memory && sv.sb.Pause.Depth == sandboxer.PauseDisk {
 		if sv.sb.Pause.Cause == sandboxer.ReasonRequested || sv.sb.Spec.Profile.PauseDepth != "" {
-			return sandboxer.E(sandboxer.Unsupported, nil, "extension %s saves files, not memory: the sandbox's processes would end", sv.sb.Extension).
-				WithHint("pause to the depth freeze, or save only the files: --depth files")
+			e := sandboxer.E(sandboxer.Unsupported, nil, "extension %s saves files, not memory: the sandbox's processes would end", sv.sb.Extension)
+			if sv.b.Can(sandboxer.CanPause) {
+				return e.WithHint("pause to the depth freeze, or save only the files: --depth files")
+			}
+			return e.WithHint("save only the files: --depth files")
 		}
 	}
 	return sv.m.step(pSealed, func() error {

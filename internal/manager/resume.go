@@ -138,7 +138,7 @@ func (wk work) beginResume(ctx context.Context, ttl time.Duration) (*sandboxer.S
 	case err == nil:
 	case cannotPay(err):
 		return nil, sandboxer.E(sandboxer.NoCredit, err, "sandbox %s cannot be resumed: its tenant cannot pay for more time", wk.sb.Shown()).
-			WithHint("ask an administrator for credits, or resume it for a shorter time (--ttl)")
+			WithHint("resume it for a shorter time (--ttl), or have an administrator grant credits: sandboxer credits grant %s 10", wk.sb.Tenant)
 	case isKind(err, sandboxer.NoCredit):
 		return nil, sandboxer.E(sandboxer.NoCredit, err, "sandbox %s cannot be resumed: %s", wk.sb.Shown(), sandboxer.Message(err)).WithHint("%s", sandboxer.HintOf(err))
 	default:
