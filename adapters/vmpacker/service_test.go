@@ -86,10 +86,10 @@ func TestServiceUnit(t *testing.T) {
 			explained[q[1]] = true
 		}
 	}
-	_, without, _ := strings.Cut(restrictions, "The unit does without")
+	_, without, _ := strings.Cut(restrictions, "The unit leaves out")
 	for _, q := range quoted.FindAllStringSubmatch(without, -1) {
 		if _, ok := unit[q[1]]; ok {
-			t.Errorf("the page says that the unit does without %s", q[1])
+			t.Errorf("the page says that the unit leaves out %s", q[1])
 		}
 	}
 	_, restricting, _ := strings.Cut(body, "OOMScoreAdjust=")
