@@ -32,6 +32,13 @@ func wantKind(t *testing.T, what string, err error, kind sandboxer.Kind) {
 	}
 }
 
+// called is how many calls of a method came.
+func (f *fake) called(method string) int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.calls[method]
+}
+
 func (f *fake) running() (refs []string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -130,8 +137,8 @@ func TestLostAnswer(t *testing.T) {
 		f, x, old := made(t)
 		f.set(func(f *faults) { f.lose = map[string]bool{"SandboxCreateV2": true} })
 		h, err := x.Provision(ctx, order("box"))
-		if refs := f.running(); err != nil || len(refs) != 2 || h.Ref == old.Ref || f.calls["SandboxCreateV2"] < 3 {
-			t.Errorf("Provision = %+v, %v; Modal has %q after %d requests", h, err, refs, f.calls["SandboxCreateV2"])
+		if refs := f.running(); err != nil || len(refs) != 2 || h.Ref == old.Ref || f.called("SandboxCreateV2") < 3 {
+			t.Errorf("Provision = %+v, %v; Modal has %q after %d requests", h, err, refs, f.called("SandboxCreateV2"))
 		}
 	})
 	for _, then := range []string{"adopted later", "removed later"} {
@@ -224,7 +231,7 @@ func TestTokensAndClocks(t *testing.T) {
 	for _, skew := range []time.Duration{time.Hour, -time.Hour} {
 		canBox(t)
 		ctx, f := t.Context(), newFake(t)
-		f.set(func(f *faults) { f.skew, f.life = skew, time.Second })
+		f.set(func(f *faults) { f.skew, f.life = skew, time.Minute })
 		x, spec := opens(t, f, "test", t.TempDir()), order("box")
 		h, err := x.Provision(ctx, spec)
 		if err != nil {
@@ -244,7 +251,10 @@ func TestTokensAndClocks(t *testing.T) {
 				t.Errorf("clock %s ahead: %q, %v", skew, out, err)
 			}
 		}
-		if secs := f.boxes[h.Ref].req.GetTimeoutSecs(); secs < 3590 || secs > 3601 {
+		f.mu.Lock()
+		secs := f.boxes[h.Ref].req.GetTimeoutSecs()
+		f.mu.Unlock()
+		if secs < 3590 || secs > 3601 {
 			t.Errorf("clock %s ahead: the lifetime is %d s", skew, secs)
 		}
 	}
@@ -336,8 +346,12 @@ func TestSnapshotExpires(t *testing.T) {
 	if left := time.Until(s.ExpiresAt); err != nil || left < keep-time.Hour || left > keep {
 		t.Fatalf("Snapshot = %+v, %v", s, err)
 	}
-	if err := x.DropSnapshot(ctx, sandboxer.Snapshot{SnapshotID: "snap-1"}); err != nil || f.images[s.Meta[metaImage]].dir != "" {
-		t.Errorf("DropSnapshot: %v; Modal has %v", err, f.images)
+	err = x.DropSnapshot(ctx, sandboxer.Snapshot{SnapshotID: "snap-1"})
+	f.mu.Lock()
+	kept := f.images[s.Meta[metaImage]].dir
+	f.mu.Unlock()
+	if err != nil || kept != "" {
+		t.Errorf("DropSnapshot: %v; Modal has %s", err, kept)
 	}
 	_, err = x.RestoreFromSnapshot(ctx, order("copy"), s)
 	wantKind(t, "RestoreFromSnapshot", err, sandboxer.NotFound)
@@ -395,7 +409,7 @@ func TestNoFileIsRead(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if l, err := x.(*extension).IsAlive(t.Context(), sandboxer.Handle{SandboxID: "box", Generation: 1}); l != sandboxer.Gone || f.calls["AppGetOrCreate"] == 0 {
+		if l, err := x.(*extension).IsAlive(t.Context(), sandboxer.Handle{SandboxID: "box", Generation: 1}); l != sandboxer.Gone || f.called("AppGetOrCreate") == 0 {
 			t.Errorf("profile %q: IsAlive = %s, %v", profile, l, err)
 		}
 		x.(*extension).Close()

@@ -47,6 +47,15 @@ func opensWith(t *testing.T, f *fake, credential string, secrets map[string]sand
 	return x.(*extension), nil
 }
 
+func (f *fake) accountOf(ref string) string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.boxes[ref] == nil {
+		return ""
+	}
+	return f.boxes[ref].account
+}
+
 // TestKeyOfEachTenant: tenants and consumers reach their own accounts only; a key that is refused proves nothing, and hinders nobody else.
 func TestKeyOfEachTenant(t *testing.T) {
 	canBox(t)
@@ -71,7 +80,7 @@ func TestKeyOfEachTenant(t *testing.T) {
 		}
 		spec.Credential.Version = 1
 		h, err := x.Provision(ctx, spec)
-		if err != nil || h.Credential != spec.Credential || f.boxes[h.Ref].account != "ak-"+who {
+		if err != nil || h.Credential != spec.Credential || f.accountOf(h.Ref) != "ak-"+who {
 			t.Fatalf("Provision = %+v, %v", h, err)
 		}
 		if out, err := says(t, x, h, "echo $CANARY"); err != nil || out != "cafe\n" {
