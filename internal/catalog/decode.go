@@ -124,7 +124,7 @@ func (d *decoder) value(v reflect.Value, n, key *yaml.Node, path string, r rule,
 func (d *decoder) scalar(v reflect.Value, sc *scalar, n *yaml.Node, path string, r rule) {
 	if sc.secret {
 		if n.Kind != yaml.ScalarNode || !d.resolved && !secretPattern.MatchString(n.Value) {
-			d.hideAll(n)
+			d.src.hideAll(n)
 			what := got(n)
 			if n.Kind == yaml.ScalarNode && n.Tag != "!!null" {
 				what = "the secret itself"
@@ -168,7 +168,7 @@ func (d *decoder) scalar(v reflect.Value, sc *scalar, n *yaml.Node, path string,
 		d.fault(path, suggest.Nearest(n.Value, sc.words), "unknown %s %s: expected %s", sc.want, got(n), listed(sc.words, "or"))
 		return
 	case !ok && r.format == "secret": // a value in place of a name
-		d.hideAll(n)
+		d.src.hideAll(n)
 		d.fault(path, "", "expected %s: the name of a secret, never its value", sc.want)
 		return
 	case !ok:
@@ -253,7 +253,7 @@ func (d *decoder) structure(v reflect.Value, n *yaml.Node, path string, r rule, 
 		i := slices.Index(names, name)
 		if i < 0 || key.Tag == "!!merge" {
 			if strings.HasPrefix(path, "config") { // it may have been meant for a secret
-				d.hideAll(val)
+				d.src.hideAll(val)
 			}
 			d.places[path] = place{key, val}
 			if key.Tag == "!!merge" {
@@ -423,6 +423,12 @@ func (d *decoder) free(v reflect.Value, n *yaml.Node, path string, depth int) {
 		e := reflect.New(t).Elem()
 		d.scalar(e, scalarOf(t, rule{}), n, path, rule{})
 		v.Set(e)
+	}
+}
+
+func (d *decoder) hideUnder(path string, n *yaml.Node) {
+	if strings.HasPrefix(path, "config") {
+		d.src.hideAll(n)
 	}
 }
 

@@ -297,7 +297,7 @@ func (f sinksForm) sinks(d *decoder) (all []sandboxer.Sink) {
 		for i, key := range s.Keys {
 			if strings.HasPrefix(key, "whsec_") {
 				key := fmt.Sprintf("%s.keys[%d]", at, i)
-				d.hideAll(d.places[key].value)
+				d.src.hideAll(d.places[key].value)
 				d.fault(key, "", "this is a key, and not the name of one: set it with sandboxer secret set --operator NAME, and write NAME here")
 			}
 		}
@@ -311,7 +311,7 @@ func (f sinksForm) sinks(d *decoder) (all []sandboxer.Sink) {
 		case s.URL != "":
 			if err := hosted.CheckURL(s.URL); err != nil {
 				if strings.ContainsAny(s.URL, "@?") { // which may contain a password
-					d.hideAll(d.places[at+".url"].value)
+					d.src.hideAll(d.places[at+".url"].value)
 				}
 				d.fault(at+".url", "", "%s", errorText(err))
 			}

@@ -118,18 +118,12 @@ func (s *source) hide(n *yaml.Node) {
 	}
 }
 
-func (d *decoder) hideUnder(path string, n *yaml.Node) {
-	if strings.HasPrefix(path, "config") {
-		d.hideAll(n)
-	}
-}
-
 // hideAll keeps every scalar under n out of excerpts.
-func (d *decoder) hideAll(n *yaml.Node) {
-	d.src.hide(n)
+func (s *source) hideAll(n *yaml.Node) {
+	s.hide(n)
 	for i, c := range n.Content {
 		if n.Kind != yaml.MappingNode || i%2 == 1 {
-			d.hideAll(c)
+			s.hideAll(c)
 		}
 	}
 }
