@@ -328,3 +328,24 @@ func TestBreakerOfCapacity(t *testing.T) {
 		}
 	})
 }
+
+// TestBreakerGrows: each trial that fails doubles the time until the next, up to five minutes.
+func TestBreakerGrows(t *testing.T) {
+	var b breaker
+	at := time.Now()
+	for range breakerFaults - 1 {
+		b.fault(nil, at)
+	}
+	until := b.fault(nil, at)
+	for _, want := range []time.Duration{5 * time.Second, 10 * time.Second, 20 * time.Second, 40 * time.Second, 80 * time.Second, 160 * time.Second, 5 * time.Minute, 5 * time.Minute} {
+		if got := until.Sub(at); got != want {
+			t.Fatalf("the next trial is after %s; want %s", got, want)
+		}
+		at = until
+		trial, retryAt := b.begin(at)
+		if trial == nil {
+			t.Fatalf("there is no trial before %s", retryAt)
+		}
+		until = b.fault(trial, at)
+	}
+}
