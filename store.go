@@ -53,6 +53,10 @@ type Store interface {
 	// begins ("" at the end).
 	QuotaUse(ctx context.Context, q QuotaUseQuery) (items []QuotaUse, next string, err error)
 
+	// RoomUse counts the sandboxes that take room on the extension and of the profile of r, each only if r bounds it, and
+	// without those in pools, which give their room to others.
+	RoomUse(ctx context.Context, r Room) (RoomUse, error)
+
 	// Write commits w alone.
 	Write(ctx context.Context, w Writes) error
 	// Events returns up to q.Limit events after q.After, oldest first.

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
-	"github.com/sand-boxer/sandboxer/internal/lifecycle"
 )
 
 // capacityFor is how long an answer about room is used, and how long a create waits for a new one.
@@ -108,24 +107,9 @@ func (c *creation) belowMax(ctx context.Context) error {
 	if r == nil || !c.isRouted() {
 		return nil
 	}
-	var use sandboxer.RoomUse
-	count := func(q sandboxer.Query, n *int) error {
-		q.States = liveStates
-		return c.m.records(ctx, q, func(sb *sandboxer.Sandbox) {
-			if sb.TakesRoom() && !lifecycle.IsPooled(sb) {
-				*n++
-			}
-		})
-	}
-	if r.ExtensionMax > 0 {
-		if err := count(sandboxer.Query{Extension: r.Extension}, &use.Extension); err != nil {
-			return err
-		}
-	}
-	if r.ProfileMax > 0 {
-		if err := count(sandboxer.Query{Profile: r.Profile}, &use.Profile); err != nil {
-			return err
-		}
+	use, err := c.m.store.RoomUse(ctx, *r)
+	if err != nil {
+		return err
 	}
 	return r.Check(use, sandboxer.RoomUse{Extension: use.Extension + 1, Profile: use.Profile + 1})
 }

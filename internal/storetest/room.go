@@ -56,10 +56,22 @@ func roomCounted(s *suite) {
 		if hasPlace() == c.takes {
 			s.Errorf("%s, paused to %q (undo: %t): want that it takes room: %t", c.state, c.pause.Depth, c.pause.Undo, c.takes)
 		}
+		want := sandboxer.RoomUse{Extension: 1} // r bounds no profile
+		if c.takes {
+			want.Extension++
+		}
+		if use, err := s.RoomUse(s.ctx, r); err != nil || use != want {
+			s.Errorf("%s, paused to %q (undo: %t): RoomUse = %+v, %v; want %+v", c.state, c.pause.Depth, c.pause.Undo, use, err, want)
+		}
 	}
 	s.end(a)
 	if !hasPlace() {
 		s.Errorf("one has ended, and its place is not free")
+	}
+	s.ok(s.CreateSandbox(s.ctx, inRoom("pooled", r, ""), sandboxer.Writes{}))
+	r.Profile, r.ProfileMax = b.Profile, 1
+	if use, err := s.RoomUse(s.ctx, r); err != nil || use != (sandboxer.RoomUse{Extension: 1, Profile: 2}) {
+		s.Errorf("RoomUse = %+v, %v; want one on the extension and two of the profile, without the pooled one", use, err)
 	}
 }
 
