@@ -326,8 +326,10 @@ func (e *Extension) Exec(ctx context.Context, h sandboxer.Handle, cmd sandboxer.
 			return err
 		}
 		// A teardown or a pause that began meanwhile may have overlooked the new process.
+		oom := false
 		x, err = c.run(ctx, func() error {
 			if f.OOM {
+				oom = true
 				_, err := e.world.oomKill(ctx, h.SandboxID)
 				return err
 			}
@@ -338,9 +340,8 @@ func (e *Extension) Exec(ctx context.Context, h sandboxer.Handle, cmd sandboxer.
 			return running(o)
 		})
 		if x.Signal == "KILL" && err == nil {
-			if o, err := e.find(context.WithoutCancel(ctx), h); err == nil {
-				x.OOMKilled = o.OOMKilled
-			}
+			o, err := e.find(context.WithoutCancel(ctx), h) // the broker may have removed it already
+			x.OOMKilled = oom || err == nil && o.OOMKilled
 		}
 		if spent := c.cpu(); spent > 0 {
 			e.world.spend(context.WithoutCancel(ctx), spending{e.query(h), spent})

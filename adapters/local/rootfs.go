@@ -278,7 +278,7 @@ func bindShown(dir, at string) error {
 // hardened service.
 func walkable(at string) error {
 	err := os.MkdirAll(at, 0o711)
-	for tries := 0; errors.Is(err, fs.ErrNotExist) && tries < 100; tries++ {
+	for tries := 0; errors.Is(err, fs.ErrNotExist) && tries < 10_000; tries++ {
 		err = os.MkdirAll(at, 0o711) // another process that closes has just removed the empty directory above it
 	}
 	if err != nil {

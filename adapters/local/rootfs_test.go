@@ -395,7 +395,7 @@ func TestMadeNextToClose(t *testing.T) {
 	})
 	defer wg.Wait()
 	defer close(over)
-	for i := range 500 {
+	for i := range 100 {
 		if err := walkable(at); err != nil {
 			t.Fatalf("a place after %d: %v", i, err)
 		}

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -127,13 +128,16 @@ func TestIn(t *testing.T) {
 
 // TestPeer: who listens in another mount namespace is shown mounts there.
 func TestPeer(t *testing.T) {
-	const variable = "SANDBOXER_TEST_LISTEN"
+	const variable, aside = "SANDBOXER_TEST_LISTEN", "SANDBOXER_TEST_LISTEN_ASIDE"
 	if at := os.Getenv(variable); at != "" { // the other side
 		l, err := net.Listen("unix", at)
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer l.Close()
+		if os.Getenv(aside) != "" {
+			moveFirstThread(t)
+		}
 		os.Stdout.WriteString("listens\n")
 		_, _ = io.Copy(io.Discard, os.Stdin)
 		return
@@ -141,7 +145,7 @@ func TestPeer(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
 	}
-	for name, flags := range map[string]uintptr{"the same": 0, "another": unix.CLONE_NEWNS} {
+	for name, flags := range map[string]uintptr{"the same": 0, "the same, but for the first thread": 0, "another": unix.CLONE_NEWNS} {
 		t.Run(name, func(t *testing.T) {
 			dir, err := os.MkdirTemp("", "peer") // a socket's path is short
 			if err != nil {
@@ -151,6 +155,9 @@ func TestPeer(t *testing.T) {
 			at := filepath.Join(dir, "s")
 			cmd := exec.Command("/proc/self/exe", "-test.run=^TestPeer$")
 			cmd.Env = append(os.Environ(), variable+"="+at)
+			if strings.Contains(name, "first thread") {
+				cmd.Env = append(cmd.Env, aside+"=1")
+			}
 			cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: flags} // it ends with its input
 			in, err := cmd.StdinPipe()
 			out, oerr := cmd.StdoutPipe()
@@ -197,8 +204,11 @@ func TestPeer(t *testing.T) {
 			if err := Show(place, sources, 0, 0, space); err != nil {
 				t.Fatal(err)
 			}
-			there := fmt.Sprintf("/proc/%d/root%s", cmd.Process.Pid, At(place, 0)+"/f")
-			if data, err := os.ReadFile(there); err != nil || string(data) != "shown" {
+			at = At(place, 0) + "/f"
+			if flags != 0 {
+				at = fmt.Sprintf("/proc/%d/root%s", cmd.Process.Pid, at)
+			}
+			if data, err := os.ReadFile(at); err != nil || string(data) != "shown" {
 				t.Errorf("it sees %q, %v", data, err)
 			}
 			if _, err := os.Lstat(At(place, 0)); (err == nil) != (space == nil) {
@@ -228,6 +238,23 @@ func TestPeer(t *testing.T) {
 				t.Errorf("what somebody else has mounted there is gone: %v", err)
 			}
 		})
+	}
+}
+
+// moveFirstThread moves the first thread of this process to another mount namespace, for good.
+func moveFirstThread(t *testing.T) {
+	moved := make(chan error)
+	for range 1_000 {
+		go func() {
+			runtime.LockOSThread()
+			if unix.Gettid() == unix.Getpid() {
+				moved <- unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS)
+			}
+			select {} // the next one gets another thread
+		}()
+	}
+	if err := <-moved; err != nil {
+		t.Fatal(err)
 	}
 }
 

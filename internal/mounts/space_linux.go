@@ -1,10 +1,12 @@
 package mounts
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 
 	"golang.org/x/sys/unix"
 
@@ -27,7 +29,7 @@ func Peer(fd int) (*Space, error) {
 	if cred.Pid == 0 { // in a process namespace that cannot be looked into from here
 		return nil, ErrApart
 	}
-	ns, err := os.Open(fmt.Sprintf("/proc/%d/ns/mnt", cred.Pid))
+	ns, err := namespaceOf(int(cred.Pid))
 	if errors.Is(err, fs.ErrPermission) {
 		return nil, ErrApart
 	}
@@ -52,6 +54,42 @@ func Peer(fd int) (*Space, error) {
 		return nil, ErrApart
 	}
 	return s, nil
+}
+
+// namespaceOf opens the mount namespace that most threads of a process are in. Podman has threads in the namespaces of containers
+// while it copies files, and if its first thread, the one of /proc/PID/ns, was one of these, it stays there even after the container's end.
+func namespaceOf(pid int) (*os.File, error) {
+	dir := fmt.Sprintf("/proc/%d/task", pid)
+	threads, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	count := map[uint64]int{} // by inode
+	var most *os.File
+	var mostIn int
+	for _, t := range threads {
+		ns, terr := os.Open(filepath.Join(dir, t.Name(), "ns/mnt"))
+		if terr != nil { // perhaps it has ended
+			err = terr
+			continue
+		}
+		var st unix.Stat_t
+		if terr := unix.Fstat(int(ns.Fd()), &st); terr != nil {
+			ns.Close()
+			err = terr
+			continue
+		}
+		if count[st.Ino]++; count[st.Ino] > mostIn {
+			most, ns, mostIn = ns, most, count[st.Ino]
+		}
+		if ns != nil {
+			ns.Close()
+		}
+	}
+	if most == nil {
+		return nil, cmp.Or(err, fs.ErrNotExist)
+	}
+	return most, nil
 }
 
 // Close closes it.
