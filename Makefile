@@ -29,7 +29,7 @@ demo: build
 	sh scripts/demo.sh
 
 # The race detector would slow SQLite down by a multiple: its memory is not of Go, and so
-# cannot be watched anyway.
+# cannot be watched anyway. It takes cgo, which the caller's environment may have switched off.
 RACE := -race -gcflags=modernc.org/sqlite/lib=-race=false
 
 # These packages wait for engines, hosts and whole servers, or link gVisor: the race detector slows them down (and
@@ -59,9 +59,9 @@ test:
 	mkdir -p bin
 	CGO_ENABLED=0 go build -trimpath ./...
 	{ { CGO_ENABLED=0 $(BENCHTEST) -trimpath -timeout 60m ./...; \
-	$(GOTEST) -timeout 60m $(RACE) $(CLOUDS:%=./%); } >$(ASIDEJSON) & \
+	CGO_ENABLED=1 $(GOTEST) -timeout 60m $(RACE) $(CLOUDS:%=./%); } >$(ASIDEJSON) & \
 	CGO_ENABLED=0 $(GOTEST) -trimpath -timeout 60m $(ENGINES:%=./%); \
-	$(GOTEST) -timeout 60m $(RACE) $(SLOW:%=./%) $$(go list ./... | grep -vxF "$$(go list $(ENGINES:%=./%) $(CLOUDS:%=./%))"); \
+	CGO_ENABLED=1 $(GOTEST) -timeout 60m $(RACE) $(SLOW:%=./%) $$(go list ./... | grep -vxF "$$(go list $(ENGINES:%=./%) $(CLOUDS:%=./%))"); \
 	wait; cat $(ASIDEJSON); } | $(MUSTRUN)
 
 # All of make test in another order and with the race detector, and what takes long: kill storms, all groups of
@@ -69,8 +69,8 @@ test:
 test-long:
 	sh scripts/setup.sh
 	mkdir -p bin
-	{ SANDBOXER_TEST_WHOLE=1 $(BENCHTEST) -timeout 120m $(RACE) -shuffle=on -count=1 ./... >$(ASIDEJSON) & \
-	SANDBOXER_TEST_WHOLE=1 $(GOTEST) -timeout 120m $(RACE) -shuffle=on -count=1 ./...; \
+	{ CGO_ENABLED=1 SANDBOXER_TEST_WHOLE=1 $(BENCHTEST) -timeout 120m $(RACE) -shuffle=on -count=1 ./... >$(ASIDEJSON) & \
+	CGO_ENABLED=1 SANDBOXER_TEST_WHOLE=1 $(GOTEST) -timeout 120m $(RACE) -shuffle=on -count=1 ./...; \
 	wait; cat $(ASIDEJSON); } | $(MUSTRUN) scripts/must-run-long.txt
 
 # The engines measured beside it: gVisor's own command line, and Docker where dockerd is

@@ -67,6 +67,7 @@ type extension struct {
 
 	resolvers func() []string // this machine's
 	unlock    func()
+	inUse     *filelock.Lock // shared by the extensions that are open in env.Dir: only the last one that closes removes what they share
 
 	ctx  context.Context // ends with Close
 	end  context.CancelFunc
@@ -110,7 +111,7 @@ var _ interface {
 
 // open prepares this machine: finds the helper programs, builds the skeleton and
 // reconnects the sandboxes of an earlier process to the network.
-func open(ctx context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extension, error) {
+func open(ctx context.Context, env sandboxer.Env, cfg Config) (_ sandboxer.Extension, err error) {
 	if runtime.GOARCH != "amd64" && runtime.GOARCH != "arm64" {
 		return nil, sandboxer.E(sandboxer.Unavailable, nil, "gVisor does not run on %s", runtime.GOARCH)
 	}
@@ -142,15 +143,20 @@ func open(ctx context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extensi
 			return nil, sandboxer.E(sandboxer.Unavailable, err, "the state directory of %s cannot be made", env.Extension)
 		}
 	}
+	if e.inUse, err = lockDir(ctx, env.Dir, filelock.Shared); err != nil {
+		return nil, openFailed(err, "the state directory of %s cannot be locked", env.Extension)
+	}
+	defer func() {
+		if err != nil {
+			e.inUse.Release()
+		}
+	}()
 	e.removeNamedLayers()
 	e.cgroups = findCgroups(env.Owner)
 	e.memory = e.newMemory()
 	e.makes = skeletonMaker{dir: e.dir("skel"), mounts: e.mounts(), agent: e.program, paths: cfg.Paths, etc: cfg.Etc, asRoot: e.asRoot, checked: map[string]bool{}}
 	if _, err := e.skeleton(); err != nil {
 		return nil, err
-	}
-	if err := removeSkeletons(e.dir("skel"), e.mounts(), e.skeletonInUse, noSkeleton); err != nil {
-		e.warn("old root file systems cannot be removed", err)
 	}
 	if e.asRoot {
 		if err := e.openIDs(ctx); err != nil {
@@ -190,7 +196,16 @@ func (e *extension) skeleton() (*skeleton, error) {
 	if whole && e.skel.current() {
 		return e.skel, nil
 	}
-	s, err := e.makes.make()
+	var lock *filelock.Lock
+	var s *skeleton
+	err := os.MkdirAll(e.dir("skel"), 0o700)
+	if err == nil {
+		lock, err = lockDir(e.ctx, e.dir("skel"), filelock.Exclusive) // another extension may be open in this directory
+	}
+	if err == nil {
+		defer lock.Release()
+		s, err = e.makes.make()
+	}
 	switch {
 	case err == nil:
 	case whole: // an older one is better than none
@@ -199,13 +214,19 @@ func (e *extension) skeleton() (*skeleton, error) {
 	default:
 		return nil, openFailed(err, "the root file system of sandboxes cannot be prepared")
 	}
-	if e.skel != nil && s.digest != e.skel.digest {
-		e.former[e.skel.digest] = time.Now()
-		if err := removeSkeletons(e.dir("skel"), e.mounts(), e.skeletonStays(s.digest), noSkeleton); err != nil {
-			e.warn("old root file systems cannot be removed", err)
-		}
-	}
+	before := e.skel
 	e.skel = s
+	stays := e.skeletonInUse
+	if before != nil {
+		if before.digest == s.digest {
+			return s, nil
+		}
+		e.former[before.digest] = time.Now()
+		stays = e.skeletonStays(s.digest)
+	}
+	if err := removeSkeletons(e.dir("skel"), e.mounts(), stays, noSkeleton); err != nil {
+		e.warn("old root file systems cannot be removed", err)
+	}
 	return s, nil
 }
 
@@ -287,8 +308,18 @@ func (e *extension) Close() error {
 	if e.ids != nil {
 		defer e.ids.close() // last: the unmounts that it waits for continue meanwhile
 	}
+	e.inUse.Release()
 	names, err := e.names()
 	if err != nil || len(names) > 0 {
+		return err
+	}
+	last, err := tryLockDir(e.env.Dir, filelock.Exclusive)
+	switch {
+	case errors.Is(err, filelock.ErrHeld):
+		return nil
+	case err == nil:
+		defer last.Release()
+	case !errors.Is(err, fs.ErrNotExist): // what is outside a removed directory goes, too
 		return err
 	}
 	e.cgroups.removeRoots()
@@ -304,6 +335,27 @@ func (e *extension) Close() error {
 	return removeSkeletons(e.dir("skel"), e.mounts(), noSkeleton, func(digest string) bool {
 		return err != nil || digest == current || slices.Contains(saved, digest)
 	})
+}
+
+// lockDir locks a directory, as soon as no other holder prevents that.
+func lockDir(ctx context.Context, dir string, k filelock.Kind) (l *filelock.Lock, err error) {
+	err = filelock.Wait(ctx, func() error {
+		l, err = tryLockDir(dir, k)
+		return err
+	})
+	return l, err
+}
+
+func tryLockDir(dir string, k filelock.Kind) (*filelock.Lock, error) {
+	f, err := os.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	l, err := filelock.TryFile(f, k)
+	if err != nil {
+		f.Close()
+	}
+	return l, err
 }
 
 func (e *extension) dir(elem ...string) string {

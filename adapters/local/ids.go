@@ -205,18 +205,11 @@ func (r *idRanges) lock(ctx context.Context) (unlock func(), err error) {
 	var l *filelock.Lock
 	err = filelock.Wait(ctx, func() error {
 		err := os.MkdirAll(r.dir, 0o700)
-		var f *os.File
 		if err == nil {
-			f, err = os.Open(r.dir)
+			l, err = tryLockDir(r.dir, filelock.Exclusive)
 		}
 		if errors.Is(err, fs.ErrNotExist) {
 			return filelock.ErrReplaced // the last process to close removed it, or the directory above it
-		}
-		if err != nil {
-			return err
-		}
-		if l, err = filelock.TryFile(f, filelock.Exclusive); err != nil {
-			f.Close()
 		}
 		return err
 	})

@@ -409,3 +409,33 @@ func TestMadeNextToClose(t *testing.T) {
 		unlock()
 	}
 }
+
+// TestOpenNextToClose: an extension opens, and has its root file system, while others in the same directory close.
+func TestOpenNextToClose(t *testing.T) {
+	needsGVisor(t)
+	dir := shortDir(t)
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			for range 10 {
+				e := openIn(t, dir, ours("conformance"))
+				if s, err := e.skeleton(); err != nil {
+					t.Error(err)
+				} else if _, err := os.Stat(filepath.Join(s.root, agentPath)); err != nil {
+					t.Error(err)
+				}
+				if err := e.Close(); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	e := openIn(t, dir, ours("conformance"))
+	if err := e.Close(); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(e.mounts()); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the last one left its mounts: %v", err)
+	}
+}
