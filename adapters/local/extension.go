@@ -186,6 +186,9 @@ func open(ctx context.Context, env sandboxer.Env, cfg Config) (_ sandboxer.Exten
 	return e, nil
 }
 
+// makingTime is how long another extension in the same directory may take to make its root.
+const makingTime = time.Minute
+
 // skeleton returns the root of sandboxes without an image. It makes another one if that was
 // removed, or if the machine has changed since: a newly installed program needs its part of
 // /etc.
@@ -199,8 +202,10 @@ func (e *extension) skeleton() (*skeleton, error) {
 	var lock *filelock.Lock
 	var s *skeleton
 	err := os.MkdirAll(e.dir("skel"), 0o700)
-	if err == nil {
-		lock, err = lockDir(e.ctx, e.dir("skel"), filelock.Exclusive) // another extension may be open in this directory
+	if err == nil { // another extension may be open in this directory
+		ctx, cancel := context.WithTimeout(e.ctx, makingTime)
+		lock, err = lockDir(ctx, e.dir("skel"), filelock.Exclusive)
+		cancel()
 	}
 	if err == nil {
 		defer lock.Release()
@@ -288,8 +293,8 @@ func openFailed(err error, format string, args ...any) error {
 }
 
 // Close releases this process's hold on the sandboxes, which continue. It removes what
-// only a running broker needs: network links and, when no sandbox is left, the skeleton's
-// mounts and the parent control groups.
+// only a running broker needs: network links and, when no sandbox is left and no other extension
+// is open in the directory, the skeleton's mounts and the parent control groups.
 func (e *extension) Close() error {
 	e.mu.Lock()
 	e.end()

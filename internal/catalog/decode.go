@@ -252,9 +252,7 @@ func (d *decoder) structure(v reflect.Value, n *yaml.Node, path string, r rule, 
 	d.pairs(n, path, func(name, path string, key, val *yaml.Node) {
 		i := slices.Index(names, name)
 		if i < 0 || key.Tag == "!!merge" {
-			if strings.HasPrefix(path, "config") { // it may have been meant for a secret
-				d.src.hideAll(val)
-			}
+			d.hideUnder(path, val)
 			d.places[path] = place{key, val}
 			if key.Tag == "!!merge" {
 				d.faultKey(path, "", "merge keys are not accepted: write the fields out")
@@ -426,6 +424,7 @@ func (d *decoder) free(v reflect.Value, n *yaml.Node, path string, depth int) {
 	}
 }
 
+// hideUnder keeps what an extension's config has at path out of excerpts: it may have been meant for a secret.
 func (d *decoder) hideUnder(path string, n *yaml.Node) {
 	if strings.HasPrefix(path, "config") {
 		d.src.hideAll(n)
