@@ -2,7 +2,10 @@
 package buildtest
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -12,6 +15,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/sand-boxer/sandboxer/internal/filelock"
 )
 
 const module = "github.com/sand-boxer/sandboxer"
@@ -73,19 +78,60 @@ func Remove() {
 	}
 }
 
-// Build builds the programs of pkgs, which are import paths or patterns, into dir, an absolute path: static, and with
-// the flags of the Makefile, so that its compiled packages are used again. It calls Reads.
+// Build puts the programs of pkgs, which are import paths or patterns, into dir: static, and built with the flags of the
+// Makefile, so that its compiled packages are used again. All tests share what is linked, in bin/tests. It calls Reads.
 func Build(dir string, pkgs ...string) error {
 	in, err := top()
 	if err != nil {
 		return err
 	}
-	build := exec.Command("go", append([]string{"build", "-trimpath", "-ldflags=-s -w", "-o", dir + "/"}, pkgs...)...)
-	build.Dir, build.Env = in, append(os.Environ(), "CGO_ENABLED=0")
+	shared := filepath.Join(in, "bin", "tests")
+	// os.MkdirAll would look at the directory first, and go test's cache would then depend on its other programs.
+	for _, d := range []string{filepath.Dir(shared), shared} {
+		if err := os.Mkdir(d, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+			return err
+		}
+	}
+	l, err := filelock.Take(context.Background(), shared+".lock", filelock.Exclusive)
+	if err != nil {
+		return err
+	}
+	defer l.Release()
+	env := append(os.Environ(), "CGO_ENABLED=0")
+	// It links no program that is there and up to date.
+	build := exec.Command("go", append([]string{"build", "-trimpath", "-ldflags=-s -w", "-o", shared + "/"}, pkgs...)...)
+	build.Dir, build.Env = in, env
 	if out, err := build.CombinedOutput(); err != nil {
 		return fmt.Errorf("go build %s: %w\n%s", strings.Join(pkgs, " "), err, out)
 	}
+	list := exec.Command("go", append([]string{"list", "-f", "{{.ImportPath}}"}, pkgs...)...)
+	list.Dir, list.Env = in, env
+	out, err := list.Output()
+	if err != nil {
+		return fmt.Errorf("go list %s: %w", strings.Join(pkgs, " "), err)
+	}
+	for _, pkg := range strings.Fields(string(out)) {
+		// A copy, because tests change what they are given.
+		if err := duplicate(filepath.Join(dir, path.Base(pkg)), filepath.Join(shared, path.Base(pkg))); err != nil {
+			return err
+		}
+	}
 	return Reads(pkgs...)
+}
+
+// duplicate copies the program from to the new file to.
+func duplicate(to, from string) error {
+	src, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer src.Close()
+	dst, err := os.OpenFile(to, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o755)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(dst, src)
+	return errors.Join(err, dst.Close())
 }
 
 // Reads makes the result of this test process depend on the sources of pkgs: go test answers from its
