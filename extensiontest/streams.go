@@ -172,8 +172,9 @@ func (sb *sandbox) count(t *testing.T, seconds string) int {
 	out := sb.sh(t, `
 		n=0
 		for p in /proc/[0-9]*/cmdline; do
-			c=$(tr '\000' ' ' <$p) 2>/dev/null || continue
-			case $c in "sleep $1 "|*/"sleep $1 ") n=$((n+1));; esac
+			c=
+			read -r c <$p # without the zero bytes between arguments, and without a process for each
+			case $c in "sleep$1"|*/"sleep$1") n=$((n+1));; esac
 		done 2>/dev/null
 		echo $n`, seconds)
 	n, err := strconv.Atoi(out)
