@@ -32,7 +32,7 @@ const bank = `services:
         cat /db/a /db/b >/tmp/found 2>/dev/null
         book() { echo $$2 >/db/t && mv /db/t /db/$$1; }
         [ -s /db/a ] || { book a 1000; book b 0; }
-        while read -r x </db/a; do book a $$((x-1)); book b $$((1000-x+1)); [ $$x -gt 2 ] || { book a 1000; book b 0; }; done
+        while read -r x </db/a; do book a $$((x-1)); book b $$((1000-x+1)); [ $$x -gt 2 ] || { book a 1000; book b 0; }; sleep 0.01; done
     volumes: ["data:/db"]
     depends_on: {init: {condition: service_completed_successfully}}
     healthcheck: {test: ["CMD", "test", "-s", "/db/b"], interval: 300ms, retries: 60}
