@@ -59,7 +59,11 @@ func newContainersRig(t *testing.T, docker *enginetest.Docker) *containersRig {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil && !t.Failed() { // a server that was killed leaves its mounts
+			t.Errorf("the server left something behind: %v", err)
+		}
+	})
 	r := &containersRig{t: t, dir: dir, bin: programs(t), docker: docker, host: strings.TrimPrefix(docker.Start(t), "DOCKER_HOST="), log: &lockedBuffer{}}
 	r.gate = enginetest.NewGate(t, filepath.Join(dir, "engine"), r.host)
 	for name, text := range map[string]string{
@@ -84,6 +88,9 @@ func newContainersRig(t *testing.T, docker *enginetest.Docker) *containersRig {
 	t.Cleanup(r.c.Close)
 	r.start()
 	t.Cleanup(func() {
+		if r.server != nil && !t.Failed() {
+			r.stop()
+		}
 		r.kill()
 		if t.Failed() {
 			t.Logf("the servers of %s:\n%s", r.owner, r.log)

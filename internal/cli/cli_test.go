@@ -92,7 +92,7 @@ func TestScripts(t *testing.T) {
 			e.Defer(func() {
 				stopServer(t, filepath.Join(home, "two")) // of scripts with two
 				stopServer(t, home)
-				os.RemoveAll(home)
+				removeHome(t, home)
 			})
 			return nil
 		},
@@ -143,6 +143,13 @@ func stopServer(t *testing.T, home string) {
 	}
 	_ = syscall.Kill(pid, syscall.SIGKILL)
 	t.Errorf("the server of %s did not end in time and was killed", home)
+}
+
+// removeHome removes the directory of servers that have ended. It fails where one of them left a mount there.
+func removeHome(t *testing.T, home string) {
+	if err := os.RemoveAll(home); err != nil {
+		t.Errorf("a server left something behind: %v", err)
+	}
 }
 
 // cmdHangUp sends SIGHUP to the server that runs.

@@ -91,7 +91,7 @@ func TestHintsAreTyped(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { stopServer(t, home); os.RemoveAll(home) })
+	t.Cleanup(func() { stopServer(t, home); removeHome(t, home) })
 	run := func(args ...string) ([]byte, error) {
 		cmd := selfCommand(home, args...)
 		cmd.Dir = t.TempDir()

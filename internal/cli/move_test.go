@@ -43,7 +43,7 @@ func TestMoves(t *testing.T) {
 			}
 			e.Defer(func() {
 				stopServer(t, home)
-				os.RemoveAll(home)
+				removeHome(t, home)
 			})
 			e.Setenv("SANDBOXER_HOME", home)
 			e.Setenv("SANDBOXER_PROGRESS", "none")

@@ -60,7 +60,7 @@ func TestPrograms(t *testing.T) {
 			}
 			e.Defer(func() {
 				stopServer(t, home)
-				os.RemoveAll(home)
+				removeHome(t, home)
 			})
 			for k, v := range map[string]string{
 				"SANDBOXER_HOME": home, "SANDBOXER_DATA_DIR": home + "/data", "SANDBOXER_PROGRESS": "none", "TZ": "UTC", "SEEDS": seeds, "EXAMPLES": examples,

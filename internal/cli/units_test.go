@@ -407,7 +407,7 @@ func TestTerminal(t *testing.T) {
 	}
 	t.Cleanup(func() {
 		stopServer(t, home)
-		os.RemoveAll(home)
+		removeHome(t, home)
 	})
 	run := func(args ...string) string {
 		t.Helper()
