@@ -131,8 +131,7 @@ func (w *world) set(id, state string) {
 
 // end kills what runs in a sandbox and removes its files.
 func (w *world) end(b *box) {
-	_ = b.holder.Process.Kill() // all other processes end with it
-	_ = b.holder.Wait()
+	b.kill()
 	for _, p := range b.previews {
 		p.Close()
 	}

@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/procs"
 )
 
 // preview serves a port of a sandbox at an address of its own, as Daytona does by a name for each.
@@ -136,6 +137,22 @@ func (b *box) hold() error {
 		b.pid, err = strconv.Atoi(strings.TrimSpace(string(children)))
 	}
 	return err
+}
+
+// kill ends all processes of a sandbox, and returns when none of them runs.
+func (b *box) kill() {
+	space, _ := os.Readlink(fmt.Sprintf("/proc/%d/ns/pid", b.pid))
+	_ = b.holder.Process.Kill() // the kernel kills the first process with it, and all others with that one
+	_ = b.holder.Wait()
+	pids, _ := procs.All()
+	for _, pid := range pids {
+		if at, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/pid", pid)); err != nil || at != space {
+			continue
+		}
+		for end := time.Now().Add(time.Minute); !procs.Ended(pid) && time.Now().Before(end); {
+			time.Sleep(time.Millisecond)
+		}
+	}
 }
 
 // command is a command in a sandbox.
