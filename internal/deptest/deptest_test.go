@@ -71,7 +71,7 @@ var arrows = map[string][]string{
 	"internal/storetest":         {"."},
 	"internal/compattest":        {"internal/strictjson"},
 	"internal/fieldtest":         {},
-	"internal/buildtest":         {},
+	"internal/buildtest":         {"internal/filelock"},
 	"internal/edgetest":          {".", "adapters/fake", "api", "internal/backend", "internal/manager", "internal/sqlstore"},
 	"internal/checkpoint":        {".", "internal/safetar", "internal/strictjson", "internal/wholefile"},
 	"internal/capture":           {},
