@@ -37,9 +37,8 @@ RACE := -race -gcflags=modernc.org/sqlite/lib=-race=false
 # are compiled as make build compiles, and so use what it left. go test begins with the first: the slowest are first, so that
 # none runs on alone at the end.
 ENGINES := adapters/composessh adapters/vmpacker adapters/local adapters/docker adapters/process internal/cli \
-	internal/sshrun internal/usernet internal/egress/gateway internal/catalog registry \
+	cmd/sandboxer docs internal/sshrun internal/usernet internal/egress/gateway internal/catalog registry \
 	adapters/local/runner adapters/local/runner/internal/genseccomp extensiontest
-SERVERS := cmd/sandboxer docs
 SLOW := internal/manager adapters/remote
 # These tests of the manager kill the broker at every commit, and compare it with a model. The race detector makes them four
 # times as long, and watches the rest of the package.
@@ -51,12 +50,11 @@ CLOUDS := adapters/daytona adapters/modal adapters/e2b
 # What vet finds is make lint's. The race detector need not wait a second at the end of every process.
 # No flag here may switch go test's cache off (-shuffle does).
 GOTEST := GORACE=atexit_sleep_ms=0 SANDBOXER_TEST_NPM=1 go test -vet=off -json -p 3
-# Three rows of runs go side by side, because engines and clouds are waited for: ENGINES; bench, which is a module of its own
-# and so has a run of its own, and SERVERS; and all the rest. The output of two rows goes to files first: programs that write
-# into one pipe can break each other's lines.
+# Two rows of runs go side by side, because engines and clouds are waited for: ENGINES, and everything else. bench is a module
+# of its own, so the go command tests it in a run of its own. The output of the second row goes to a file first: two programs
+# that write into one pipe can break each other's lines.
 BENCHTEST := $(subst go test,go -C bench test,$(GOTEST))
-BENCHJSON := bin/bench-test.json
-RESTJSON := bin/rest-test.json
+SECONDJSON := bin/second-test.json
 MUSTRUN := CGO_ENABLED=0 go run -trimpath ./internal/mustrun scripts/must-run.txt
 
 test:
@@ -64,23 +62,21 @@ test:
 	mkdir -p bin
 	CGO_ENABLED=0 go build -trimpath ./...
 	{ { CGO_ENABLED=0 $(BENCHTEST) -trimpath -timeout 60m ./...; \
-	CGO_ENABLED=0 $(GOTEST) -trimpath -timeout 60m $(SERVERS:%=./%); \
-	} >$(BENCHJSON) & \
-	{ CGO_ENABLED=1 $(GOTEST) -timeout 60m $(RACE) $(CLOUDS:%=./%); \
+	CGO_ENABLED=1 $(GOTEST) -timeout 60m $(RACE) $(CLOUDS:%=./%); \
 	CGO_ENABLED=0 $(GOTEST) -trimpath -timeout 60m -run '$(STORMS)' ./internal/manager; \
-	CGO_ENABLED=1 $(GOTEST) -timeout 60m $(RACE) -skip '$(STORMS)' $(SLOW:%=./%) $$(go list ./... | grep -vxF "$$(go list $(ENGINES:%=./%) $(SERVERS:%=./%) $(CLOUDS:%=./%))"); \
-	} >$(RESTJSON) & \
+	CGO_ENABLED=1 $(GOTEST) -timeout 60m $(RACE) -skip '$(STORMS)' $(SLOW:%=./%) $$(go list ./... | grep -vxF "$$(go list $(ENGINES:%=./%) $(CLOUDS:%=./%))"); \
+	} >$(SECONDJSON) & \
 	CGO_ENABLED=0 $(GOTEST) -trimpath -timeout 60m $(ENGINES:%=./%); \
-	wait; cat $(BENCHJSON) $(RESTJSON); } | $(MUSTRUN)
+	wait; cat $(SECONDJSON); } | $(MUSTRUN)
 
 # All of make test in another order and with the race detector, and what takes long: kill storms, all groups of
 # the conformance suite on Podman, a Debian that boots in an emulated machine.
 test-long:
 	sh scripts/setup.sh
 	mkdir -p bin
-	{ CGO_ENABLED=1 SANDBOXER_TEST_WHOLE=1 $(BENCHTEST) -timeout 120m $(RACE) -shuffle=on -count=1 ./... >$(BENCHJSON) & \
+	{ CGO_ENABLED=1 SANDBOXER_TEST_WHOLE=1 $(BENCHTEST) -timeout 120m $(RACE) -shuffle=on -count=1 ./... >$(SECONDJSON) & \
 	CGO_ENABLED=1 SANDBOXER_TEST_WHOLE=1 $(GOTEST) -timeout 120m $(RACE) -shuffle=on -count=1 ./...; \
-	wait; cat $(BENCHJSON); } | $(MUSTRUN) scripts/must-run-long.txt
+	wait; cat $(SECONDJSON); } | $(MUSTRUN) scripts/must-run-long.txt
 
 # The engines measured beside it: gVisor's own command line, and Docker where dockerd is
 # installed (scripts/dockerd.sh starts a private one and stops exactly that).
