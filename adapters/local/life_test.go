@@ -787,9 +787,12 @@ func TestSmallUmounter(t *testing.T) {
 
 // TestCyclesLeaveNothing makes and destroys many sandboxes.
 func TestCyclesLeaveNothing(t *testing.T) {
-	cycles := 200
-	if testing.Short() {
+	cycles := 50
+	switch {
+	case testing.Short():
 		cycles = 20
+	case os.Getenv("SANDBOXER_TEST_WHOLE") != "":
+		cycles = 200
 	}
 	e := openTest(t)
 	one := func(i int) error {

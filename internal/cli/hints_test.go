@@ -109,6 +109,15 @@ func TestHintsAreTyped(t *testing.T) {
 			t.Fatalf("%s: %v\n%s", strings.Join(make, " "), err, out)
 		}
 	}
+	prepare := func() {
+		t.Helper()
+		exists("status", "up")
+		exists("exec x -- true", "create", "--name", "x", "--label", "is=x")
+		_, _ = run("snapshot", "rm", "x") // as above
+		if out, err := run("snapshot", "create", "x", "--name", "x"); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+	}
 	typed := map[string]bool{}
 	try := func(at, line string) {
 		for _, stop := range []string{"; ", "   ", " | ", "# "} {
@@ -139,19 +148,16 @@ func TestHintsAreTyped(t *testing.T) {
 				return
 			}
 		}
-		if words[0] != "up" && words[0] != "down" {
-			exists("status", "up")
-			exists("exec x -- true", "create", "--name", "x", "--label", "is=x")
-			_, _ = run("snapshot", "rm", "x") // as above
-			if out, err := run("snapshot", "create", "x", "--name", "x"); err != nil {
-				t.Fatalf("%v\n%s", err, out)
-			}
+		out, err := run(words...)
+		if err != nil { // a command before may have removed what this one is about
+			prepare()
 			if words[0] == "backup" && len(words) > 1 && words[1] == "restore" {
 				_, _ = run("backup")
 				_, _ = run("down")
 			}
+			out, err = run(words...)
 		}
-		if out, err := run(words...); err != nil {
+		if err != nil {
 			t.Errorf("%s: sandboxer %s: %v\n%s", at, said, err, out)
 		}
 		if words[0] == "backup" && len(words) > 1 && words[1] == "restore" {
