@@ -37,12 +37,13 @@ RACE := -race -gcflags=modernc.org/sqlite/lib=-race=false
 # are compiled as make build compiles, and so use what it left. go test begins with the first: the slowest are first, so that
 # none runs on alone at the end.
 ENGINES := adapters/composessh adapters/vmpacker adapters/local adapters/docker adapters/process internal/cli \
-	cmd/sandboxer docs internal/sshrun internal/usernet internal/egress/gateway internal/catalog registry \
-	adapters/local/runner adapters/local/runner/internal/genseccomp adapters extensiontest
+	cmd/sandboxer docs internal/sshrun extensiontest internal/usernet internal/egress/gateway internal/catalog registry \
+	adapters adapters/local/runner adapters/local/runner/internal/genseccomp
 SLOW := internal/manager adapters/remote
-# These tests of the manager kill the broker at every commit, and compare it with a model. The race detector makes them four
-# times as long, and watches the rest of the package.
-STORMS := ^(TestCrash|TestModel|TestModelCrashes)$$
+# These tests end the broker at every step, take a sandbox through every state, or compare with a model: the same code again
+# and again. The race detector makes them four to ten times as long, and watches the other tests of their packages.
+STORMS := ^(TestCrash|TestModel|TestModelCrashes|TestOutOfReachKillsNobody|TestOneAbsenceKillsNobody|TestNoStateOutlivesItsBackend|TestSettle|TestUnknownIsNotGone|TestTeardownIsRepeated|TestEndAnywhere|TestImportIsBounded)$$
+STORMY := internal/manager internal/checkpoint
 # These wait for nearly all of their time, too: for the minutes in which a cloud counts lifetimes, and for one that is silent.
 # internal/hosted, which they share, is tested with the race detector.
 CLOUDS := adapters/daytona adapters/modal adapters/e2b
@@ -66,7 +67,7 @@ test:
 	CGO_ENABLED=0 go build -trimpath ./...
 	{ { CGO_ENABLED=0 $(BENCHTEST) -trimpath -timeout 60m ./...; \
 	CGO_ENABLED=0 $(GOTEST) -trimpath -timeout 60m $(CLOUDS:%=./%); \
-	CGO_ENABLED=0 $(GOTEST) -trimpath -timeout 60m -run '$(STORMS)' ./internal/manager; \
+	CGO_ENABLED=0 $(GOTEST) -trimpath -timeout 60m -run '$(STORMS)' $(STORMY:%=./%); \
 	CGO_ENABLED=1 $(GOTEST) -timeout 60m $(RACE) -skip '$(STORMS)' $(SLOW:%=./%) $(RACED); \
 	} >$(SECONDJSON) & \
 	CGO_ENABLED=0 $(GOTEST) -trimpath -timeout 60m $(ENGINES:%=./%); \
