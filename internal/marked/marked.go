@@ -49,13 +49,27 @@ each() {
 // execve proves nothing. 3: some of it would not end.
 const Ending = each + `
 nap() { sleep 0.0$1 2>/dev/null || sleep 1; }
-# Where the environment of each process ends, as the kernel numbers the fields: at 0 in the
-# middle of an execve, and somewhere else after it.
-ends() { cat /proc/[0-9]*/stat 2>/dev/null | awk '{ p = $1; sub(/.*\) /, "") } NF >= 49 && $21 > 0 { print p, $49 }' 2>/dev/null; }
-# Whether a process that may be looked into was in the middle of an execve from $1 to $2.
-amid() {
-	for p in $(printf '%s\n' "$1" - "$2" | awk '$1 == "-" { now = 1; next } !now { was[$1] = $2; next } $2 == 0 || $1 in was && $2 != was[$1] { print $1 }' 2>/dev/null); do
-		[ -r "/proc/$p/environ" ] && (: <"/proc/$p/environ") 2>/dev/null && return
+nl='
+'
+# Which processes are in the middle of an execve, in $mid, and which went through one since the last call, in $past: the kernel
+# says that the environment of the former ends at 0, and that of the latter somewhere else than before.
+execs() {
+	was=$({ printf '%s\n' "$was" -; cat /proc/[0-9]*/stat 2>/dev/null; } | awk '
+		!now { if ($0 == "-") now = 1; else was[$1] = $2; next }
+		{ p = $1; sub(/.*\) /, "") }
+		NF >= 49 && $21 > 0 {
+			line[++n] = p " " $49
+			if ($49 == 0) mid = mid " " p
+			else if (p in was && was[p] != $49) past = past " " p
+		}
+		END { print mid; print past; for (i = 1; i <= n; i++) print line[i] }' 2>/dev/null)
+	mid=${was%%"$nl"*} was=${was#*"$nl"}
+	past=${was%%"$nl"*} was=${was#*"$nl"}
+}
+# Whether one of these may be looked into.
+visible() {
+	for p in $1; do
+		[ -r "/proc/$p/environ" ] && { true <"/proc/$p/environ"; } 2>/dev/null && return
 	done
 	return 1
 }
@@ -66,21 +80,22 @@ act() {
 }
 [ -z "$2" ] || { [ -r "/proc/$2/cmdline" ] && ! has "$1" "$2"; } || kill -KILL "-$2" 2>/dev/null
 [ -r /proc/self/environ ] || exit 0
-i=0 none=0 sure=0 naps=0 was=$(ends)
+i=0 none=0 sure=0 naps=0 was=
+execs
 while [ $((i += 1)) -le 13 ]; do
 	n=
 	each "$1" "$3"
-	now=$(ends) none=$((none + 1))
+	execs
+	none=$((none + 1))
 	if [ -n "$n" ]; then
 		none=0 sure=0
 		[ $i -lt 3 ] || nap 9
-	elif amid "$now" "$now"; then
+	elif visible "$mid"; then
 		[ $naps -ge 9 ] || : $((naps += 1))
 		nap $naps
-	elif ! amid "$was" "$now"; then
+	elif ! visible "$mid $past"; then
 		[ $((sure += 1)) -lt 3 ] || exit 0
 	fi
-	was=$now
 done
 # Somebody here is always in the middle of an execve: as far as can be seen.
 [ $none -lt 3 ] || exit 0
