@@ -36,8 +36,8 @@ RACE := -race -gcflags=modernc.org/sqlite/lib=-race=false
 # slows them down (and the build, by all of gVisor once more) and sees little there. make test-long runs them with it. They
 # are compiled as make build compiles, and so use what it left. go test begins with the first: the slowest are first, so that
 # none runs on alone at the end.
-ENGINES := adapters/composessh adapters/vmpacker adapters/local adapters/docker adapters/process internal/cli \
-	cmd/sandboxer docs internal/sshrun extensiontest internal/usernet internal/egress/gateway internal/catalog registry \
+ENGINES := adapters/composessh adapters/vmpacker adapters/local adapters/docker adapters/process extensiontest internal/cli \
+	cmd/sandboxer docs internal/sshrun internal/usernet internal/egress/gateway internal/catalog registry \
 	adapters adapters/local/runner adapters/local/runner/internal/genseccomp
 SLOW := internal/manager adapters/remote
 # These tests end the broker at every step, take a sandbox through every state, or compare with a model: the same code again

@@ -4,6 +4,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -68,6 +69,38 @@ func TestRemoveDir(t *testing.T) {
 	ps.Env = append(os.Environ(), address)
 	if out, err := ps.Output(); err != nil || len(out) > 0 {
 		t.Errorf("containers are left: %s, %v", out, err)
+	}
+}
+
+// Docker before version 23 can hang for good when containers of one network end together.
+func TestContainersAreRemovedInTurn(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	calls := filepath.Join(dir, "calls")
+	engine := `#!/bin/sh
+echo "$*" >>` + calls + `
+case "$1 $(grep -c ^rm ` + calls + `)" in "ps 0") echo a; echo b;; esac
+`
+	if err := os.WriteFile(filepath.Join(dir, "docker"), []byte(engine), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("sh", "-c", removeObjects, "sh", "docker", "sbx-o-box-g1", "")
+	cmd.Env = append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"))
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	data, err := os.ReadFile(calls)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var removed []string
+	for line := range strings.Lines(string(data)) {
+		if strings.HasPrefix(line, "rm ") {
+			removed = append(removed, strings.TrimSpace(line))
+		}
+	}
+	if want := []string{"rm -f -v a", "rm -f -v b"}; !slices.Equal(removed, want) {
+		t.Errorf("it called %q; want %q", removed, want)
 	}
 }
 

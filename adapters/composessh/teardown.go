@@ -23,7 +23,7 @@ by=$project=$n
 for try in 1 2 3 4 5 6; do
 	some=
 	ids=$("$e" ps -aq --no-trunc --filter "label=$by" --filter "` + engine.OwnNames("$n") + `") || exit
-	[ -z "$ids" ] || { some=1; { [ "$e" = podman ] && podman rm -f -v -t 0 $ids >/dev/null 2>&1; } || "$e" rm -f -v $ids >/dev/null; }
+	[ -z "$ids" ] || { some=1; { [ "$e" = podman ] && podman rm -f -v -t 0 $ids >/dev/null 2>&1; } || for id in $ids; do "$e" rm -f -v "$id" >/dev/null; done; }
 	if [ "$e" = podman ] && podman pod exists "pod_$n" 2>/dev/null; then some=1; podman pod rm -f "pod_$n" >/dev/null; fi
 	ids=$("$e" network ls -q --filter "label=$by") || exit
 	[ -z "$ids" ] || { some=1; "$e" network rm $ids >/dev/null; }
