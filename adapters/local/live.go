@@ -195,8 +195,16 @@ func (e *extension) catchUp(b *liveSandbox) {
 	e.replug(b.name)
 }
 
-// drop forgets a sandbox that ended.
+// drop forgets a sandbox that a call found ended, and reports the end: what watched for it may not have seen it yet,
+// and never will.
 func (e *extension) drop(name string) {
+	if b := e.forget(name); b != nil {
+		e.ended.Tell(b.rec.SandboxID)
+	}
+}
+
+// forget closes what is held of a sandbox, and returns it; nil if nothing is.
+func (e *extension) forget(name string) *liveSandbox {
 	e.mu.Lock()
 	b := e.boxes[name]
 	delete(e.boxes, name)
@@ -204,6 +212,7 @@ func (e *extension) drop(name string) {
 	if b != nil {
 		b.close()
 	}
+	return b
 }
 
 func (b *liveSandbox) close() {

@@ -59,10 +59,7 @@ func (e *extension) Teardown(ctx context.Context, h sandboxer.Handle) (sandboxer
 // processes that no state mentions, control groups, and last the directory, which shows
 // that something may be left.
 func (e *extension) remove(name string) (removed []string, err error) {
-	e.mu.Lock()
-	held := e.boxes[name]
-	e.mu.Unlock()
-	e.drop(name)
+	held := e.forget(name)
 	e.memory.forget(name)
 	var c *container.Container
 	if held != nil {
