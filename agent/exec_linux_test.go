@@ -377,9 +377,14 @@ func TestCancelKillsTheFamily(t *testing.T) {
 				mu.Unlock()
 				want = sandboxer.Unavailable
 			case "signal":
-				if err := client.Signal(ctx, pids["leader"], 9); err != nil {
-					t.Error(err)
-				}
+				// The process runs a moment before the agent knows it; callers learn its ID after that.
+				eventually(t, "the agent does not know the process", func() bool {
+					err := client.Signal(ctx, pids["leader"], 9)
+					if err != nil && sandboxer.KindOf(err) != sandboxer.NotFound {
+						t.Error(err)
+					}
+					return sandboxer.KindOf(err) != sandboxer.NotFound
+				})
 				want = ""
 			}
 			if err := <-result; sandboxer.KindOf(err) != want {
