@@ -6,8 +6,6 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/sand-boxer/sandboxer"
 )
 
@@ -24,14 +22,7 @@ func TestEndFoundByACall(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.process.forget() // as if its turn had not come
-	if err := unix.Kill(b.pid, unix.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
-	for end := time.Now().Add(time.Minute); b.alive(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("the sandbox survives SIGKILL")
-		}
-	}
+	killKernel(t, b)
 	if _, err := e.hold(h.Ref); sandboxer.KindOf(err) != sandboxer.NotFound {
 		t.Fatalf("a call for the sandbox: %v", err)
 	}

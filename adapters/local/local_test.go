@@ -177,14 +177,7 @@ func harness(t *testing.T, dir string, open func(t *testing.T, m Mounts) sandbox
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := unix.Kill(b.pid, unix.SIGKILL); err != nil {
-				t.Fatal(err)
-			}
-			for deadline := time.Now().Add(time.Minute); b.alive(); time.Sleep(time.Millisecond) {
-				if time.Now().After(deadline) {
-					t.Fatal("the sandbox survives SIGKILL")
-				}
-			}
+			killKernel(t, b)
 		},
 		Hang: func(t *testing.T, _ sandboxer.Handle) (resume func()) {
 			e := openIn(t, dir, ours("conformance"))
@@ -215,5 +208,18 @@ func harness(t *testing.T, dir string, open func(t *testing.T, m Mounts) sandbox
 		Listen: func(port int) []string {
 			return []string{filepath.Join(helpers, "tool"), "echo", fmt.Sprintf("127.0.0.1:%d", port)}
 		},
+	}
+}
+
+// killKernel ends the kernel of a sandbox, and returns when it has ended.
+func killKernel(t *testing.T, b *liveSandbox) {
+	t.Helper()
+	if err := unix.Kill(b.pid, unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(time.Minute); b.alive(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the sandbox survives SIGKILL")
+		}
 	}
 }
