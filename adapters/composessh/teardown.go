@@ -15,7 +15,9 @@ import (
 // the project and by label in turn, until one listing after the last removal finds nothing:
 // each alone finds all that compose made of the file. Containers must also have a name that begins with the sandbox's (engine.OwnNames):
 // others were made from an image of ours. They stay, and it prints "stranger" and their names. With $3, volumes and images stay. It
-// prints "built" if there were images; their layers stay (images.go), and so does an image that a user named.
+// prints "built" if there were images; their layers stay (images.go), and so does an image that a user named. Docker removes
+// one container at a time: before version 23, two of one network that end together can make it hang until
+// somebody restarts it (https://github.com/moby/moby/pull/42545).
 var removeObjects = `
 e=$1 n=$2 keep=$3 l=$(printf %s "$2" | tr A-Z a-z)
 case $e in podman) project=io.podman.compose.project;; *) project=com.docker.compose.project;; esac
