@@ -27,6 +27,7 @@ const (
 	agentDir   = "/tmp/.sandboxer" // any user can write there
 	agentPort  = 9317              // of the ports that Daytona shows, 3000 to 9999
 	scriptTime = 30 * time.Second
+	lookAfter  = 2 * time.Second // while its agent does not answer, the sandbox may end
 )
 
 // openAgent connects one call to the agent of h's sandbox (agent.Capabilities).
@@ -167,5 +168,16 @@ func (x *extension) WaitReady(ctx context.Context, h sandboxer.Handle) (r sandbo
 	if err != nil {
 		return r, err
 	}
-	return sandboxer.Reachability{RemoteDir: workspace, Extra: map[string]string{"daytona_sandbox": h.Ref}}, c.WaitReady(ctx)
+	r = sandboxer.Reachability{RemoteDir: workspace, Extra: map[string]string{"daytona_sandbox": h.Ref}}
+	for {
+		short, cancel := context.WithTimeout(ctx, lookAfter)
+		err = c.WaitReady(short)
+		cancel()
+		if sandboxer.KindOf(err) != sandboxer.Unavailable || ctx.Err() != nil {
+			return r, err
+		}
+		if _, err := x.running(ctx, h.Ref); err != nil { // it may have ended meanwhile
+			return r, err
+		}
+	}
 }

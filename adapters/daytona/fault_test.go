@@ -4,7 +4,9 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -241,6 +243,35 @@ func TestGone(t *testing.T) {
 	if _, err := x.Teardown(ctx, h); err != nil {
 		t.Error(err)
 	}
+}
+
+// What ends while its agent is waited for is gone, too.
+func TestGoneBeforeItAnswers(t *testing.T) {
+	w := newWorld(t)
+	dir := t.TempDir()
+	h := up(t, w.opens(t, "test", dir, nil), specOf("box"))
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.mu.Lock()
+	w.boxes[h.Ref].previews[strconv.Itoa(agentPort)] = l
+	w.mu.Unlock()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	ended := make(chan error, 1)
+	x := w.opens(t, "test", dir, nil) // has no connection to the agent
+	go func() {
+		_, err := x.WaitReady(ctx, h)
+		ended <- err
+	}()
+	c, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Close()
+	w.set(h.Ref, "destroyed")
+	wantKind(t, "WaitReady", <-ended, sandboxer.NotFound)
 }
 
 // A service that does not answer ends nothing, and neither does a server that is not the service. A caller that leaves gets its own
