@@ -251,51 +251,46 @@ func (s *suite) exec(t *testing.T) {
 	})
 
 	s.test(t, "cancel kills the command", func(t *testing.T) {
-		s.canceled(t, "exec sleep $1")
+		sb.cancel(t, sandboxer.Cmd{}, 1, "exec sleep $1")
 	})
 	s.test(t, "cancel kills its children", func(t *testing.T) {
-		s.canceled(t, "sleep $1 & (sleep $1 & sleep $1) & sleep $1; sleep $1")
+		sb.cancel(t, sandboxer.Cmd{}, 4, "sleep $1 & (sleep $1 & sleep $1) & sleep $1; sleep $1")
 	})
 	s.test(t, "cancel kills what it detached", func(t *testing.T) {
-		s.canceled(t, `
-			if command -v setsid >/dev/null; then setsid sleep $1 & fi
-			if command -v nohup >/dev/null; then nohup sleep $1 >/dev/null 2>&1 & fi
+		sb.cancel(t, sandboxer.Cmd{}, 4, `
+			if command -v setsid >/dev/null; then setsid sleep $1 & else sleep $1 & fi
+			if command -v nohup >/dev/null; then nohup sleep $1 >/dev/null 2>&1 & else sleep $1 & fi
 			(trap '' HUP INT TERM; (sleep $1) &)
 			sleep $1`)
 	})
 	s.test(t, "cancel kills what hides", func(t *testing.T) {
-		s.canceled(t, hiding+"sleep $1")
+		sb.cancel(t, sandboxer.Cmd{}, 3, hiding+"sleep $1")
 	})
 	s.test(t, "cancel kills what hides of a terminal", func(t *testing.T) {
-		own := s.up(t)
-		own.cancel(t, sandboxer.Cmd{TTY: &sandboxer.WinSize{Cols: 80, Rows: 24}}, hiding+"sleep $1")
-		own.alive(t)
+		sb.cancel(t, sandboxer.Cmd{TTY: &sandboxer.WinSize{Cols: 80, Rows: 24}}, 3, hiding+"sleep $1")
 	})
 	s.test(t, "cancel spares what hid before", func(t *testing.T) {
 		own, seconds := s.up(t), sleepLength()
 		own.sh(t, `setsid env -i sleep "$1" >/dev/null 2>&1 </dev/null &`, seconds)
 		poll(t, "the other command's process to be there", s.long(), func() bool { return own.count(t, seconds) == 1 })
-		own.cancel(t, sandboxer.Cmd{}, "sleep $1")
+		own.cancel(t, sandboxer.Cmd{}, 1, "sleep $1")
 		if n := own.count(t, seconds); n != 1 {
 			t.Errorf("%d processes are left of a command that ended before", n)
 		}
 	})
 	s.test(t, "cancel kills what ignores signals", func(t *testing.T) {
-		s.canceled(t, "trap '' HUP INT TERM QUIT; while :; do sleep $1; done")
+		sb.cancel(t, sandboxer.Cmd{}, 1, "trap '' HUP INT TERM QUIT; while :; do sleep $1; done")
 	})
 	s.test(t, "cancel kills the terminal's session", func(t *testing.T) {
-		own := s.up(t)
-		own.cancel(t, sandboxer.Cmd{TTY: &sandboxer.WinSize{Cols: 80, Rows: 24}}, "sleep $1 & sleep $1")
-		own.alive(t)
+		sb.cancel(t, sandboxer.Cmd{TTY: &sandboxer.WinSize{Cols: 80, Rows: 24}}, 2, "sleep $1 & sleep $1")
 	})
 	s.test(t, "cancel spares other commands", func(t *testing.T) {
-		own := s.up(t)
 		started, w := newSignalWriter()
 		in, feed := io.Pipe()
 		defer feed.Close()
-		other := own.start(t, sandboxer.Cmd{Args: s.script("echo started; read -r l; exit 5"), Stdin: in, Stdout: w})
+		other := sb.start(t, sandboxer.Cmd{Args: s.script("echo started; read -r l; exit 5"), Stdin: in, Stdout: w})
 		await(t, started, "the other command to start")
-		own.cancel(t, sandboxer.Cmd{}, "sleep $1")
+		sb.cancel(t, sandboxer.Cmd{}, 1, "sleep $1")
 		go fmt.Fprintln(feed, "on")
 		if x, err := other.wait(t); err != nil || x.Code != 5 {
 			t.Errorf("the other command: %+v, %s", x, describe(err))

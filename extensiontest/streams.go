@@ -5,7 +5,6 @@ import (
 	"context"
 	"math/rand/v2"
 	"strconv"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -129,41 +128,27 @@ type writerFunc func([]byte) (int, error)
 
 func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
 
-// hiding starts processes that have left their session, dropped their environment, and one
+// hiding starts two processes that have left their session, dropped their environment, and one
 // of them its parent. It ends once they run what they were started for.
 const hiding = `
 	setsid env -i sleep $1 >/dev/null 2>&1 </dev/null &
 	(setsid env -i sh -c "setsid env -i sleep $1 >/dev/null 2>&1 </dev/null & exit") >/dev/null 2>&1 </dev/null
 `
 
-// canceled cancels a command that runs script in a sandbox of its own. The script's
-// sleeps are of length $1.
-func (s *suite) canceled(t *testing.T, script string) {
-	t.Helper()
-	own := s.up(t)
-	own.cancel(t, sandboxer.Cmd{}, script)
-	own.alive(t)
-}
-
-func (sb *sandbox) cancel(t *testing.T, cmd sandboxer.Cmd, script string) {
+// cancel cancels a command that runs script once n sleeps of length $1 run, of which none may be left.
+func (sb *sandbox) cancel(t *testing.T, cmd sandboxer.Cmd, n int, script string) {
 	t.Helper()
 	seconds := sleepLength()
 	cmd.Args = sb.s.script(script, seconds)
 	r := sb.start(t, cmd)
-	want := strings.Count(script, "sleep $1")
-	if !strings.HasPrefix(script, hiding) {
-		want = min(want-2, 4) // some of the sleeps come one after the other, some tools may be missing
-	}
-	poll(t, "the command to start", sb.s.long(), func() bool {
-		n := sb.count(t, seconds)
-		return n > 0 && n >= want
-	})
+	poll(t, "the command to start", sb.s.long(), func() bool { return sb.count(t, seconds) == n })
 	r.cancel()
 	_, err := r.wait(t)
 	wantKind(t, err, "canceled Exec", sandboxer.Canceled)
-	if n := sb.count(t, seconds); n != 0 { // now, not soon: Exec promised it
-		t.Errorf("%d processes of the canceled command still run inside", n)
+	if left := sb.count(t, seconds); left != 0 { // now, not soon: Exec promised it
+		t.Errorf("%d processes of the canceled command still run inside", left)
 	}
+	sb.alive(t)
 }
 
 // count returns how many processes "sleep seconds" there are inside.
