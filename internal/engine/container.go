@@ -263,14 +263,18 @@ func (en *Engine) Unpause(ctx context.Context, name string) error {
 // installation, with repetitions. $engine is the engine's program and
 // $owner the installation.
 const InventoryScript = `f="label=` + LabelOwner + `=$owner"
-case $engine in podman) n='{{index .Labels "` + LabelName + `"}}';; *) n='{{.Label "` + LabelName + `"}}';; esac
-all=$("$engine" ps -a --filter "$f" --format "$n {{.Names}}") || exit
+case $engine in podman) l='{{index .Labels "` + LabelName + `"}}';; *) l='{{.Label "` + LabelName + `"}}';; esac
+all=$("$engine" ps -a --filter "$f" --format "$l {{.Names}}") || exit
 while read -r n c; do case $c in "$n"[-_]*) echo "$n";; esac; done <<EOF
 $all
 EOF
 for kind in volume network; do
-	ids=$("$engine" $kind ls -q --filter "$f") || exit
-	[ -z "$ids" ] || printf '%s\n' "$ids" | xargs "$engine" $kind inspect --format '{{index .Labels "` + LabelName + `"}}' 2>/dev/null
+	case $engine in
+	podman)
+		ids=$(podman $kind ls -q --filter "$f") || exit
+		[ -z "$ids" ] || printf '%s\n' "$ids" | xargs podman $kind inspect --format "$l" 2>/dev/null;;
+	*) "$engine" $kind ls --filter "$f" --format "$l" || exit;;
+	esac
 done
 `
 

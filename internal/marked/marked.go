@@ -29,13 +29,14 @@ has() { cat "/proc/$2/environ" "/proc/$2/cmdline" 2>/dev/null | tr '\0' '\n' | g
 # A grep that takes a NUL for the end sees only the first variable: then all are looked at.
 if printf 'a\0b\n' | grep -qF b; then some=1; else some=; fi
 each() {
-	if [ -n "$some" ]; then f=$(grep -lsF "$1" /proc/[0-9]*/environ /proc/[0-9]*/cmdline 2>/dev/null); else f=$(echo /proc/[0-9]*/environ); fi
-	t=
-	[ -z "$2" ] || t=$(grep -ls "^Max file locks .* $2 " /proc/[0-9]*/limits 2>/dev/null)
+	m=$1 t=$2
+	set -- /proc/[0-9]*/environ /proc/[0-9]*/cmdline # here, where no grep is among them yet
+	if [ -n "$some" ]; then f=$(grep -lsF "$m" "$@" 2>/dev/null); else f=$(echo /proc/[0-9]*/environ); fi
+	[ -z "$t" ] || t=$(grep -ls "^Max file locks .* $t " /proc/[0-9]*/limits 2>/dev/null)
 	for p in $t - $f; do
 		[ "$p" != - ] || { t=; continue; }
 		p=${p#/proc/} p=${p%/*}
-		[ -n "$t" ] || has "$1" "$p" || continue
+		[ -n "$t" ] || has "$m" "$p" || continue
 		act "$p"
 	done
 }
