@@ -259,6 +259,7 @@ func TestGoneBeforeItAnswers(t *testing.T) {
 	w.mu.Unlock()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
+	context.AfterFunc(ctx, func() { l.Close() })
 	ended := make(chan error, 1)
 	x := w.opens(t, "test", dir, nil) // has no connection to the agent
 	go func() {
