@@ -271,8 +271,8 @@ EOF
 for kind in volume network; do
 	case $engine in
 	podman)
-		ids=$(podman $kind ls -q --filter "$f") || exit
-		[ -z "$ids" ] || printf '%s\n' "$ids" | xargs podman $kind inspect --format "$l" 2>/dev/null;;
+		ids=$("$engine" $kind ls -q --filter "$f") || exit
+		[ -z "$ids" ] || printf '%s\n' "$ids" | xargs "$engine" $kind inspect --format "$l" 2>/dev/null;;
 	*) "$engine" $kind ls --filter "$f" --format "$l" || exit;;
 	esac
 done
