@@ -2,6 +2,7 @@ package daytona
 
 import (
 	"bufio"
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -208,12 +209,21 @@ func (w *world) toolbox(rw http.ResponseWriter, r *http.Request, org, id, path s
 		}
 		cmd := b.command(context.WithoutCancel(r.Context()), "", "sh")
 		s := &session{id: req.SessionID, text: map[string]string{}}
+		var said bytes.Buffer
+		cmd.Stdout, cmd.Stderr = &said, &said
 		s.in, _ = cmd.StdinPipe()
 		if err := cmd.Start(); err != nil {
 			refuse(rw, 400, "%v", err)
 			return
 		}
-		go func() { _ = cmd.Wait() }()
+		go func() {
+			err := cmd.Wait()
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			if b.states[0] != "destroyed" { // no command of ours ends the shell of its session
+				w.t.Errorf("the shell of session %s ended by itself: %v: %s", s.id, err, said.String())
+			}
+		}()
 		b.sessions[req.SessionID] = s
 		rw.WriteHeader(http.StatusCreated)
 	case len(part) >= 5 && part[2] == "session":
@@ -315,7 +325,11 @@ func (w *world) inSession(rw http.ResponseWriter, r *http.Request, b *box, s *se
 		id := strconv.Itoa(s.n) + "-" + sandboxer.NewID()
 		s.text[id] = req.Command
 		w.mu.Unlock()
-		fmt.Fprintf(s.in, "{\n%s\n} >'%s' 2>'%s' </dev/null; echo $? >'%s'; mv '%[4]s' '%s'\n", req.Command, at(id, "out"), at(id, "err"), at(id, "code.new"), at(id, "code"))
+		_, err := fmt.Fprintf(s.in, "{\n%s\n} >'%s' 2>'%s' </dev/null; echo $? >'%s'; mv '%[4]s' '%s'\n", req.Command, at(id, "out"), at(id, "err"), at(id, "code.new"), at(id, "code"))
+		if err != nil {
+			refuse(rw, 400, "%v", err)
+			return
+		}
 		if req.RunAsync || req.Async {
 			say(rw, http.StatusAccepted, map[string]any{"cmdId": id})
 			return

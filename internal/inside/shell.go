@@ -151,7 +151,7 @@ func (s Shell) start(ctx context.Context, c *agent.Client, done string, o Conten
 			if ctx.Err() != nil {
 				return ctx.Err()
 			}
-			said, _ := s.Run(ctx, "looking for the reason", `tail -c 500 "$1"`, done+".log")
+			said, _ := s.Run(ctx, "looking for the reason", `if [ -e "$1" ]; then tail -c 500 "$1"; else echo "the command that starts it did not run"; fi`, done+".log")
 			return sandboxer.E(sandboxer.Unavailable, err, "the agent in the sandbox does not answer: %s", capture.Text(strings.TrimSpace(said), 500)).
 				WithHint("check that programs may run in %s, and that nothing else uses port %d", s.Dir, o.Port)
 		case <-time.After(pause):
