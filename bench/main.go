@@ -7,6 +7,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"math"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -770,16 +771,21 @@ func (b *bench) cycles(ctx context.Context) error {
 }
 
 // settled counts when nothing is under way any more: connections that go idle and
-// processes that end take a moment. With a goal it waits until that is reached, for
-// a few seconds.
+// processes that end take a moment. The lowest number of goroutines counts, because the question
+// itself has a few that come and go. With a goal it waits until that is reached, for a few seconds.
 func (b *bench) settled(goal leftovers, to bool) (leftovers, error) {
 	var l leftovers
+	fewest := math.MaxInt
 	for range b.count(10, 1) {
 		b.broker.Client.Close() // idle connections
 		time.Sleep(300 * time.Millisecond)
 		var err error
-		if l, err = b.broker.leftovers(); err != nil || to && l == goal {
+		if l, err = b.broker.leftovers(); err != nil {
 			return l, err
+		}
+		fewest = min(fewest, l.Goroutines)
+		if l.Goroutines = fewest; to && l == goal {
+			break
 		}
 	}
 	return l, nil
