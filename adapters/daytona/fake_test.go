@@ -131,6 +131,7 @@ func (w *world) set(id, state string) {
 
 // end kills what runs in a sandbox and removes its files.
 func (w *world) end(b *box) {
+	w.unfinished(b)
 	b.kill()
 	for _, p := range b.previews {
 		p.Close()

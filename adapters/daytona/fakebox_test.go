@@ -168,8 +168,24 @@ func (b *box) command(ctx context.Context, dir string, args ...string) *exec.Cmd
 type session struct {
 	id   string
 	in   io.WriteCloser
+	pid  int // of nsenter
 	n    int
 	text map[string]string // of the commands
+}
+
+// unfinished logs the commands that a session's shell has not begun, or could not begin, when its sandbox ends: a failed test shows why.
+func (w *world) unfinished(b *box) {
+	for _, s := range b.sessions {
+		for id, text := range s.text {
+			at := filepath.Join(w.home, b.id+"-"+id)
+			said, err := os.ReadFile(at + ".err")
+			if err == nil && len(said) == 0 {
+				continue
+			}
+			list, _ := exec.Command("ps", "-o", "pid,ppid,stat,wchan:30,args", "-p", strconv.Itoa(s.pid), "--ppid", strconv.Itoa(s.pid)).CombinedOutput()
+			w.t.Logf("sandbox %s, command %q: %s (%v)\n%s", b.id, text, said, err, list)
+		}
+	}
 }
 
 func (w *world) toolbox(rw http.ResponseWriter, r *http.Request, org, id, path string) {
@@ -224,6 +240,7 @@ func (w *world) toolbox(rw http.ResponseWriter, r *http.Request, org, id, path s
 				w.t.Errorf("the shell of session %s ended by itself: %v: %s", s.id, err, said.String())
 			}
 		}()
+		s.pid = cmd.Process.Pid
 		b.sessions[req.SessionID] = s
 		rw.WriteHeader(http.StatusCreated)
 	case len(part) >= 5 && part[2] == "session":
