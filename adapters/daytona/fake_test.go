@@ -46,6 +46,7 @@ type faults struct {
 	header  string // header with a 7 in such an answer
 	lost    bool   // a create has no answer
 	lagging bool   // the listing shows nothing, and names lead nowhere
+	unrun   bool   // the next command of a session is accepted, and does not run
 	page    string // answer of every request, in the words of no Daytona
 }
 

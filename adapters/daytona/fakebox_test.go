@@ -341,8 +341,12 @@ func (w *world) inSession(rw http.ResponseWriter, r *http.Request, b *box, s *se
 		s.n++
 		id := strconv.Itoa(s.n) + "-" + sandboxer.NewID()
 		s.text[id] = req.Command
+		to := io.Writer(s.in)
+		if w.faults.unrun {
+			w.faults.unrun, to = false, io.Discard
+		}
 		w.mu.Unlock()
-		_, err := fmt.Fprintf(s.in, "{\n%s\n} >'%s' 2>'%s' </dev/null; echo $? >'%s'; mv '%[4]s' '%s'\n", req.Command, at(id, "out"), at(id, "err"), at(id, "code.new"), at(id, "code"))
+		_, err := fmt.Fprintf(to, "{\n%s\n} >'%s' 2>'%s' </dev/null; echo $? >'%s'; mv '%[4]s' '%s'\n", req.Command, at(id, "out"), at(id, "err"), at(id, "code.new"), at(id, "code"))
 		if err != nil {
 			refuse(rw, 400, "%v", err)
 			return

@@ -245,6 +245,16 @@ func TestGone(t *testing.T) {
 	}
 }
 
+// A command that the service accepts and does not run is sent again.
+func TestCommandDoesNotRun(t *testing.T) {
+	w := newWorld(t)
+	w.with(faults{unrun: true})
+	x := w.opens(t, "test", t.TempDir(), nil)
+	if _, err := x.WaitReady(t.Context(), up(t, x, specOf("box"))); err != nil {
+		t.Error(err)
+	}
+}
+
 // What ends while its agent is waited for is gone, too.
 func TestGoneBeforeItAnswers(t *testing.T) {
 	w := newWorld(t)

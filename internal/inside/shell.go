@@ -134,13 +134,15 @@ func (s Shell) Complete(ctx context.Context, c *agent.Client, done string, o Con
 	return err
 }
 
-// start starts the agent and waits until it answers. Meanwhile it ignores answers of a proxy in between.
+// start starts the agent and waits until it answers. Meanwhile it ignores answers of a proxy in between. It runs the command once
+// more if that did not begin.
 func (s Shell) start(ctx context.Context, c *agent.Client, done string, o Contents, run func(context.Context, string) error) error {
 	if err := run(ctx, s.serve(done, o)); err != nil {
 		return err
 	}
 	bounded, cancel := context.WithTimeout(ctx, startTime)
 	defer cancel()
+	late := time.After(startTime / 6)
 	for pause := 10 * time.Millisecond; ; pause = min(2*pause, time.Second) {
 		err := c.Health(bounded)
 		if err == nil {
@@ -154,6 +156,14 @@ func (s Shell) start(ctx context.Context, c *agent.Client, done string, o Conten
 			said, _ := s.Run(ctx, "looking for the reason", `if [ -e "$1" ]; then tail -c 500 "$1"; else echo "the command that starts it did not run"; fi`, done+".log")
 			return sandboxer.E(sandboxer.Unavailable, err, "the agent in the sandbox does not answer: %s", capture.Text(strings.TrimSpace(said), 500)).
 				WithHint("check that programs may run in %s, and that nothing else uses port %d", s.Dir, o.Port)
+		case <-late:
+			// A backend that runs commands in the background may lose one. One that ran has made its log, and a second agent
+			// would find the port in use.
+			if _, err := s.Run(bounded, "looking for the log of the agent", `[ -e "$1" ]`, done+".log"); sandboxer.KindOf(err) == sandboxer.Failed {
+				if err := run(bounded, s.serve(done, o)); err != nil {
+					return err
+				}
+			}
 		case <-time.After(pause):
 		}
 	}
