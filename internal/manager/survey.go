@@ -134,7 +134,7 @@ func (ps *pass) surveyRecord(v *survey, sb *sandboxer.Sandbox) {
 	switch {
 	case ok:
 		v.explained[k] = !lifecycle.MayBeClaimed(sb)
-		if v.canProbe() && lifecycle.NeedsProbe(sb) && (v.probeAll || !sb.AbsentSince.IsZero()) {
+		if v.canProbe() && lifecycle.NeedsProbe(sb) && (v.probeAll || lifecycle.HasMarks(sb)) {
 			ps.probe(e, sb, inherited, false)
 			return
 		}

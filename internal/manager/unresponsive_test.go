@@ -43,6 +43,13 @@ func TestUnresponsive(t *testing.T) {
 	if got := shown(true); got.State != sandboxer.Running || !got.AbsentSince.IsZero() {
 		t.Errorf("after another look: %+v", got)
 	}
+	since := shown(true).UnresponsiveSince
+	if _, err := r.Sweep(admin); err != nil { // that it is listed does not show that it responds
+		t.Fatal(err)
+	}
+	if got := r.get(sb.ID); !got.UnresponsiveSince.Equal(since) {
+		t.Errorf("a listing changed it to unresponsive since %s", got.UnresponsiveSince)
+	}
 	r.world.Forgive()
 	r.Manager.probedLongAgo()
 	if _, err := r.Sweep(admin); err != nil {
