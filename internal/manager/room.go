@@ -53,7 +53,7 @@ type waiter struct {
 
 	trying bool            // commit is being called: a caller that leaves waits for that
 	left   error           // why the caller left meanwhile
-	giving <-chan struct{} // not nil: a sandbox of a pool makes way for it, until it is closed
+	giving <-chan struct{} // not nil: a sandbox of a pool makes way for it; closed when that has ended
 	given  time.Time       // since when
 
 	done chan struct{} // closed when err is set
@@ -62,15 +62,7 @@ type waiter struct {
 
 // isOver reports whether w has waited for as long as it may.
 func (w *waiter) isOver(at time.Time) bool {
-	if at.Before(w.until) {
-		return false
-	}
-	select {
-	case <-w.giving:
-		return true
-	default:
-		return w.giving == nil || at.Sub(w.given) >= makeWayFor
-	}
+	return !at.Before(w.until) && (w.giving == nil || at.Sub(w.given) >= makeWayFor)
 }
 
 // A roomRequest says who wants room.
@@ -191,6 +183,7 @@ func (m *Manager) serveAll() {
 // serveOnce lets every waiter in the line that may find room try, in turn, and refuses those whose time
 // is over.
 func (m *Manager) serveOnce(l *line) {
+	m.rooms.gaveWay(l)
 	full := map[string]error{} // by profile: why it has no room
 	var why error              // why the extension has none
 	for {
@@ -408,13 +401,7 @@ func (r *rooms) hopeful(l *line, full map[string]error) (all []*waiter) {
 	defer r.mu.Unlock()
 	for _, t := range l.tenants {
 		for _, w := range t.waiters {
-			given := w.giving == nil
-			select {
-			case <-w.giving:
-				given = true
-			default:
-			}
-			if given && full[w.profile] == nil {
+			if w.giving == nil && full[w.profile] == nil {
 				all = append(all, w)
 			}
 		}
@@ -427,6 +414,22 @@ func (r *rooms) giveWay(w *waiter, over <-chan struct{}) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	w.giving, w.given = over, time.Now()
+}
+
+// gaveWay forgets the pooled sandboxes that have ended. It is called before the waiters try: one that ends while they do leaves
+// room that none of them has seen, and the line is served again for it.
+func (r *rooms) gaveWay(l *line) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, t := range l.tenants {
+		for _, w := range t.waiters {
+			select {
+			case <-w.giving:
+				w.giving = nil
+			default:
+			}
+		}
+	}
 }
 
 // refuse ends the wait of each waiter that has no room and has waited long enough. full has the reasons by

@@ -392,3 +392,34 @@ func TestRoomPool(t *testing.T) {
 		r.sound(2)
 	})
 }
+
+// TestRoomMadeDuringTry: what ends to make way for a request may end after the request looked for room, and before the answer is
+// judged.
+func TestRoomMadeDuringTry(t *testing.T) {
+	r := newRig(t, nil)
+	over, tries := make(chan struct{}), 0
+	w := &waiter{tenant: sandboxer.DefaultTenant, profile: "profile.test", done: make(chan struct{})}
+	w.commit = func(*sandboxer.Room) error {
+		if tries++; tries > 1 {
+			return nil
+		}
+		close(over)
+		return sandboxer.E(sandboxer.Exhausted, &sandboxer.FullError{Of: "ext.fake"}, "no room")
+	}
+	if err := r.Manager.rooms.join("ext.fake", w); err != nil {
+		t.Fatal(err)
+	}
+	r.Manager.rooms.giveWay(w, over)
+	l := r.Manager.rooms.begin("ext.fake")
+	r.Manager.serveOnce(l)
+	select {
+	case <-w.done:
+		t.Fatalf("the request was refused: %v", w.err)
+	default:
+	}
+	r.Manager.serveOnce(l)
+	r.Manager.rooms.end(l)
+	if <-w.done; w.err != nil {
+		t.Error(w.err)
+	}
+}
