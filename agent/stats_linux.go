@@ -75,6 +75,7 @@ func (s *server) measure() sandboxer.Stats {
 			st.PIDs = n
 		}
 	}
+	st.CPU = s.cpu.rising(st.CPU)
 	dir := s.settings().workdir
 	if dir == "" {
 		dir = "/"
@@ -199,6 +200,16 @@ type cpuMeter struct {
 	mu   sync.Mutex
 	at   time.Time
 	used time.Duration
+	most time.Duration // that was measured
+}
+
+// rising returns used, or what was measured before if that is more: the sum over all processes falls when one ends that another
+// process than ours reaps, and what it consumed stays consumed.
+func (m *cpuMeter) rising(used time.Duration) time.Duration {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.most = max(m.most, used)
+	return m.most
 }
 
 func (m *cpuMeter) share(now time.Time, used time.Duration) float64 {

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"log/slog"
 	"mime/multipart"
 	"net"
 	"net/http"
@@ -657,5 +658,15 @@ func TestStats(t *testing.T) {
 	var m map[string]float64
 	if err := json.Unmarshal([]byte(body), &m); err != nil || m["cpu_count"] < 1 || m["mem_total"] < m["mem_used"] || m["disk_total"] <= 0 || m["ts"] <= 0 {
 		t.Errorf("/metrics: %s, %v", body, err)
+	}
+}
+
+// TestStatsRise: processes that ended have consumed what they did.
+func TestStatsRise(t *testing.T) {
+	s := newServer(settings{}, nil, 4<<10, slog.New(slog.DiscardHandler))
+	const before = 100_000 * time.Hour // more than all processes of this machine
+	s.cpu.rising(before)
+	if got := s.measure().CPU; got != before {
+		t.Errorf("the processor time fell from %s to %s", before, got)
 	}
 }
