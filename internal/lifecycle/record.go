@@ -33,6 +33,11 @@ func SourceOf(sb *sandboxer.Sandbox) string {
 	return ""
 }
 
+// ResumesFrom reports whether sb is paused to the snapshot, or being paused to it or resumed from it.
+func ResumesFrom(sb *sandboxer.Sandbox, snapshot string) bool {
+	return sb.Pause.Snapshot == snapshot && sb.State != sandboxer.Terminated
+}
+
 // IsNative reports whether that snapshot is used in its extension's native form.
 func IsNative(sb *sandboxer.Sandbox) bool {
 	if IsPaused(sb) {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/lifecycle"
 )
 
 // A recordKind describes a kind of record to the code that handles unreadable ones. A damaged record is listed with the fields
@@ -132,7 +133,7 @@ func repairSnapshot(ctx context.Context, m *Manager, rec *sandboxer.SnapshotReco
 	}
 	if rec.Purpose == sandboxer.ForPause {
 		sb, err := m.store.SandboxGeneration(ctx, rec.SandboxID, max(1, rec.Generation))
-		if err == nil && sb.Pause.Snapshot == rec.ID && sb.State != sandboxer.Terminated {
+		if err == nil && lifecycle.ResumesFrom(sb, rec.ID) {
 			return sandboxer.E(sandboxer.Conflict, cause, "sandbox %s is paused and resumes from snapshot %s, whose record is damaged", sb.Shown(), rec.ID).
 				WithHint("restore the database from a backup: sandboxer backup restore; or give the sandbox up: sandboxer destroy %s", sb.Shown())
 		}

@@ -391,6 +391,21 @@ func TestDestroyAnywhere(t *testing.T) {
 	}
 }
 
+// TestDropAfterDestroy: what a destroyed sandbox was paused to, and could not be dropped with it, can be dropped by a user.
+func TestDropAfterDestroy(t *testing.T) {
+	r := newSnapshotRig(t)
+	sb := r.create(sandboxer.CreateRequest{})
+	r.pause(sb.ID, sandboxer.PauseFiles)
+	id := r.get(sb.ID).Pause.Snapshot
+	r.world.Inject(fake.Fault{Verb: fake.VerbDropSnapshot, Kind: sandboxer.Unavailable})
+	r.destroy(sb.ID)
+	r.world.Forgive()
+	if rec, err := r.DropSnapshot(admin, id); err != nil || rec.State != sandboxer.SnapshotDropped {
+		t.Errorf("%+v, %v", rec, err)
+	}
+	r.clean()
+}
+
 // TestResumeOnDemand: use resumes where the profile says so, once for all who come.
 func TestResumeOnDemand(t *testing.T) {
 	r := newSnapshotRig(t, func(s *setup) {

@@ -85,7 +85,12 @@ func (r *rig) clean() {
 		r.t.Fatal(err)
 	}
 	for _, rec := range items {
-		if _, err := r.DropSnapshot(admin, rec.ID); err != nil {
+		var err error
+		eventually(r.t, "the sweep to leave "+rec.ID, func() bool { // it may be dropping it at this moment
+			_, err = r.DropSnapshot(admin, rec.ID)
+			return rec.State != sandboxer.SnapshotDropping || !isKind(err, sandboxer.Conflict)
+		})
+		if err != nil {
 			r.t.Errorf("drop %s (%s, %s): %v", rec.ID, rec.Purpose, rec.State, err)
 		}
 	}

@@ -36,7 +36,7 @@ func (m *Manager) DropSnapshot(ctx context.Context, ref string) (*sandboxer.Snap
 		return rec, nil
 	}
 	if rec.Purpose == sandboxer.ForPause {
-		if sb, err := m.store.Sandbox(ctx, rec.SandboxID); err == nil && sb.Pause.Snapshot == rec.ID {
+		if sb, err := m.store.Sandbox(ctx, rec.SandboxID); err == nil && lifecycle.ResumesFrom(sb, rec.ID) {
 			return nil, sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is paused and resumes from snapshot %s", sb.Shown(), rec.ID).
 				WithHint("destroy or resume that sandbox instead")
 		}
@@ -231,7 +231,7 @@ func (m *Manager) whyDrop(ctx context.Context, rec *sandboxer.SnapshotRecord, at
 		case isKind(err, sandboxer.NotFound):
 		case err != nil:
 			return "", err
-		case sb.Pause.Snapshot == rec.ID && sb.State != sandboxer.Terminated:
+		case lifecycle.ResumesFrom(sb, rec.ID):
 			return "", nil
 		}
 		return "its sandbox is no longer paused", nil
