@@ -21,6 +21,7 @@ func TestNotices(t *testing.T) {
 		if _, err := r.Pause(admin, frozen.ID, sandboxer.PauseRequest{Depth: sandboxer.PauseFreeze}); err != nil {
 			t.Fatal(err)
 		}
+		synctest.Wait() // until the manager listens
 		r.world.Kill(sb.ID)
 		r.world.Kill(frozen.ID)
 		time.Sleep(time.Second)
