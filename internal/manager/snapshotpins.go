@@ -21,11 +21,19 @@ const claimed = -1
 
 func newSnapshotPins() *snapshotPins { return &snapshotPins{users: map[string]int{}} }
 
+func errClaimed(id string) error {
+	return sandboxer.E(sandboxer.Conflict, nil, "snapshot %s is being saved or dropped", id).WithHint("try again when that has ended")
+}
+
 // claim reserves a snapshot for one caller that saves or drops it. Conflict: it is in use.
 func (p *snapshotPins) claim(id string) (release func(), err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.users[id] != 0 {
+	switch p.users[id] {
+	case 0:
+	case claimed:
+		return nil, errClaimed(id)
+	default:
 		return nil, sandboxer.E(sandboxer.Conflict, nil, "snapshot %s is in use", id).
 			WithHint("try again when the sandbox that is restored from it runs")
 	}
@@ -43,7 +51,7 @@ func (p *snapshotPins) pin(id string) (unpin func(), err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.users[id] == claimed {
-		return nil, sandboxer.E(sandboxer.Conflict, nil, "snapshot %s is being saved or dropped", id)
+		return nil, errClaimed(id)
 	}
 	p.users[id]++
 	return sync.OnceFunc(func() {

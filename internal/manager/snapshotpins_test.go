@@ -30,7 +30,7 @@ func TestSnapshotPins(t *testing.T) {
 	_, err = p.pin("snap-a")
 	wantErr(t, err, sandboxer.Conflict, "is being saved or dropped")
 	_, err = p.claim("snap-a")
-	wantErr(t, err, sandboxer.Conflict, "is in use")
+	wantErr(t, err, sandboxer.Conflict, "is being saved or dropped")
 	if unpin, err := p.pin("snap-b"); err != nil { // another one is another's
 		t.Error(err)
 	} else {
