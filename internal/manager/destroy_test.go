@@ -159,7 +159,7 @@ func TestTeardownIsRepeated(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				r := newRig(t, func(s *setup) {
-					s.opts.SweepEvery = 5 * time.Second
+					s.opts.SweepEvery = 7 * time.Second // none at the moment of the destroy
 					s.backend = backend.Options{Teardown: 10 * time.Second}
 				})
 				if err := r.Grant(admin, sandboxer.DefaultTenant, sandboxer.Credit, "", ""); err != nil {

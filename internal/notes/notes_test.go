@@ -36,12 +36,16 @@ func TestMain(m *testing.M) {
 	case "rewrite":
 		rewrite(opened(dir))
 	case "hold":
-		_, err := opened(dir).Lock(context.Background(), "held")
+		unlock, err := opened(dir).Lock(context.Background(), "held")
 		fatal(err)
+		held = unlock
 		fmt.Println("held")
 		select {}
 	}
 }
+
+// held keeps the lock's file from being closed by the garbage collector.
+var held func()
 
 func fatal(err error) {
 	if err != nil {
