@@ -12,6 +12,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/adapters/fake"
+	"github.com/sand-boxer/sandboxer/internal/lifecycle"
 )
 
 // remembering is a fake whose snapshots say that they hold memory.
@@ -615,6 +616,22 @@ func TestPauseCycles(t *testing.T) {
 	}
 	r.wantFile(sb.ID, "log", want.String())
 	r.destroy(sb.ID)
+	r.clean()
+}
+
+// TestProbeOfFormerObject: the death of the object that a pause removed does not end the sandbox that was resumed meanwhile.
+func TestProbeOfFormerObject(t *testing.T) {
+	r := newSnapshotRig(t)
+	former := r.get(r.create(sandboxer.CreateRequest{}).ID)
+	r.pause(former.ID, sandboxer.PauseFiles)
+	r.resume(former.ID)
+	ps := r.Manager.newPass()
+	ps.sweepOne(former, lifecycle.Died)
+	<-ps.done()
+	if got := r.get(former.ID); got.State != sandboxer.Running {
+		t.Errorf("it is %s (%s)", got.State, got.Reason)
+	}
+	r.destroy(former.ID)
 	r.clean()
 }
 

@@ -224,7 +224,12 @@ func (m *Manager) unlockSweep(id string) {
 func (ps *pass) applyAction(sb *sandboxer.Sandbox, seen sandboxer.Liveness, working bool, a lifecycle.Action) {
 	ctx := ps.m.ctx
 	var err error
+	object := lifecycle.ObjectGeneration(sb)
 	still := func(sb *sandboxer.Sandbox) bool {
+		seen := seen
+		if lifecycle.ObjectGeneration(sb) != object { // it was resumed meanwhile: what was seen is of its former object
+			seen = sandboxer.Unknown
+		}
 		return ps.m.decide(sb, ps.m.box(sb).interpret(seen), working) == a
 	}
 	switch a.Verb {
