@@ -183,7 +183,7 @@ func (m *Manager) serveAll() {
 // serveOnce lets every waiter in the line that may find room try, in turn, and refuses those whose time
 // is over.
 func (m *Manager) serveOnce(l *line) {
-	m.rooms.gaveWay(l)
+	m.rooms.clearEnded(l)
 	full := map[string]error{} // by profile: why it has no room
 	var why error              // why the extension has none
 	for {
@@ -416,9 +416,9 @@ func (r *rooms) giveWay(w *waiter, over <-chan struct{}) {
 	w.giving, w.given = over, time.Now()
 }
 
-// gaveWay forgets the pooled sandboxes that have ended. It is called before the waiters try: one that ends while they do leaves
+// clearEnded forgets the pooled sandboxes that have ended. It is called before the waiters try: one that ends while they do leaves
 // room that none of them has seen, and the line is served again for it.
-func (r *rooms) gaveWay(l *line) {
+func (r *rooms) clearEnded(l *line) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, t := range l.tenants {

@@ -25,7 +25,8 @@ func errClaimed(id string) error {
 	return sandboxer.E(sandboxer.Conflict, nil, "snapshot %s is being saved or dropped", id).WithHint("try again when that has ended")
 }
 
-// claim reserves a snapshot for one caller that saves or drops it. Conflict: it is in use.
+// claim reserves a snapshot for one caller that saves or drops it. Conflict: it is in use, or another caller saves or drops
+// it.
 func (p *snapshotPins) claim(id string) (release func(), err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
