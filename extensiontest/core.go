@@ -778,7 +778,7 @@ var limits = []struct {
 			t.Errorf("a command kept 400 MB in memory (%+v, %q); the limit is 128 MiB", x, errs)
 		}
 		if err != nil && !strings.Contains(sandboxer.Message(err), "memory") {
-			t.Errorf("the sandbox died of its memory limit, but the error is %q", sandboxer.Message(err))
+			t.Errorf("the sandbox died of its memory limit, but the error is %s", describe(err))
 		}
 	}},
 	{Disk, func(sp *sandboxer.Spec) { sp.Limits.DiskBytes = 64 << 20 }, func(t *testing.T, sb *sandbox) {
