@@ -340,7 +340,10 @@ func (e *Extension) Exec(ctx context.Context, h sandboxer.Handle, cmd sandboxer.
 			return running(o)
 		})
 		if x.Signal == "KILL" && err == nil {
-			o, err := e.find(context.WithoutCancel(ctx), h) // the broker may have removed it already
+			o, err := e.find(context.WithoutCancel(ctx), h)
+			if sandboxer.KindOf(err) == sandboxer.NotFound { // the broker has removed it already
+				o, err = e.world.ended(context.WithoutCancel(ctx), e.query(h))
+			}
 			x.OOMKilled = oom || err == nil && o.OOMKilled
 		}
 		if spent := c.cpu(); spent > 0 {

@@ -540,3 +540,30 @@ func TestNothingIsLeft(t *testing.T) {
 		t.Errorf("Provision in a closed world: %v; want unavailable", err)
 	}
 }
+
+// TestKilledForMemoryAndRemoved removes a sandbox that the memory limit killed before its command has ended.
+func TestKilledForMemoryAndRemoved(t *testing.T) {
+	w := newWorld(t)
+	e := fake.New(w, fake.Config{Owner: "me"})
+	mustProvision(t, e, specOf("a"))
+	removed := make(chan error, 1)
+	out := writerFunc(func(p []byte) (int, error) { // the command ends when its output is taken
+		err := w.OOMKill("a")
+		if err == nil {
+			_, err = e.Teardown(t.Context(), a1)
+		}
+		removed <- err
+		return len(p), nil
+	})
+	x, err := e.Exec(t.Context(), a1, sandboxer.Cmd{Args: []string{"sh", "-c", "echo; exec sleep 60"}, Stdout: out})
+	if err := <-removed; err != nil {
+		t.Fatal(err)
+	}
+	if err != nil || x != (sandboxer.Exit{Code: 137, Signal: "KILL", OOMKilled: true}) {
+		t.Errorf("got %+v, %v", x, err)
+	}
+}
+
+type writerFunc func(p []byte) (int, error)
+
+func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
