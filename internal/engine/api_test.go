@@ -251,3 +251,30 @@ func FuzzDemux(f *testing.F) {
 		}
 	})
 }
+
+// TestImageVanishes gives Podman's answer to a listing of images while one was removed, which it gives about once in a thousand times.
+func TestImageVanishes(t *testing.T) {
+	failures := 2
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if failures > 0 {
+			failures--
+			w.WriteHeader(http.StatusInternalServerError)
+			w.Write([]byte(`{"message": "locating item named \"manifest\" for image with ID \"40b7\" (consider removing the image to resolve the issue): file does not exist"}`))
+			return
+		}
+		w.Write([]byte(`[{"Id": "sha256:1"}]`))
+	}))
+	defer s.Close()
+	a := NewAPI(APIOptions{Name: "test", Dial: func(ctx context.Context) (net.Conn, error) {
+		var d net.Dialer
+		return d.DialContext(ctx, "tcp", s.Listener.Addr().String())
+	}})
+	defer a.Close()
+	if list, err := a.ListImages(t.Context(), "", nil); err != nil || len(list) != 1 {
+		t.Errorf("got %+v, %v", list, err)
+	}
+	failures = 100
+	if _, err := a.ListImages(t.Context(), "", nil); sandboxer.KindOf(err) != sandboxer.Failed || failures != 97 {
+		t.Errorf("got %v after %d requests; want failed after 3", err, 100-failures)
+	}
+}

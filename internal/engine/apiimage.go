@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/sand-boxer/sandboxer"
 )
 
 // An APIImage is an engine's description of an image.
@@ -60,7 +62,13 @@ func (a *API) ListImages(ctx context.Context, name string, labels map[string]str
 	if len(labels) > 0 {
 		f["label"] = labelFilter(labels)
 	}
-	err = a.request(ctx, "listing images", http.MethodGet, "/images/json", filters(f), nil, into(&list))
+	for range 3 { // Podman fails if an image is removed while it lists them
+		list = nil
+		err = a.request(ctx, "listing images", http.MethodGet, "/images/json", filters(f), nil, into(&list))
+		if sandboxer.KindOf(err) != sandboxer.Failed {
+			break
+		}
+	}
 	return list, err
 }
 
