@@ -23,9 +23,6 @@ func TestAgent(t *testing.T) {
 // TestCache: go test answers for a test that starts a built program from its cache, until the sources
 // of the program change. It does so on a copy of the module, in which it changes the agent.
 func TestCache(t *testing.T) {
-	if os.Getenv("SANDBOXER_TEST_WHOLE") == "" {
-		t.Skip("compiles the agent twice; SANDBOXER_TEST_WHOLE=1 runs it")
-	}
 	top, err := exec.Command("git", "rev-parse", "--show-toplevel").Output()
 	if err != nil {
 		t.Skipf("no git checkout: %v", err)
@@ -53,9 +50,13 @@ func TestCache(t *testing.T) {
 		t.Logf("%s", out)
 		return strings.Contains(string(out), "(cached)")
 	}
-	cached()
-	if !cached() {
-		t.Fatal("nothing changed, and the test ran again")
+	for runs := 1; !cached(); runs++ {
+		if runs == 4 { // the lock file is too new for the first two seconds
+			t.Fatal("nothing changed, and the test runs each time")
+		}
+	}
+	if os.Getenv("SANDBOXER_TEST_WHOLE") == "" {
+		t.Skip("compiling a mutant takes long; SANDBOXER_TEST_WHOLE=1 does it")
 	}
 	file := filepath.Join(dir, "agent", "mutant.go")
 	if err := os.WriteFile(file, []byte("package agent\n"), 0o644); err != nil {
