@@ -130,11 +130,15 @@ func Reads(pkgs ...string) error {
 		return err
 	}
 	list := exec.Command("go", append([]string{"list", "-deps", "-f",
-		`{{if .Module}}{{if .Module.Main}}{{.Module.GoMod}}{{"\n"}}{{.Dir}}{{range .EmbedFiles}}{{"\n"}}{{$.Dir}}/{{.}}{{end}}{{end}}{{end}}`}, pkgs...)...)
+		`{{if .Module}}{{if .Module.Main}}{{.Module.GoMod}}{{"\n"}}{{if ne .Dir .Module.Dir}}{{.Dir}}{{else}}{{range .GoFiles}}{{$.Dir}}/{{.}}{{"\n"}}{{end}}{{end}}{{range .EmbedFiles}}{{"\n"}}{{$.Dir}}/{{.}}{{end}}{{end}}{{end}}`}, pkgs...)...)
 	list.Dir, list.Env = in, append(os.Environ(), "CGO_ENABLED=0")
 	out, err := list.Output()
 	if err != nil {
 		return fmt.Errorf("go list %s: %w", strings.Join(pkgs, " "), err)
+	}
+	// Not the module's own directory, for its times: git and make change .git and bin there. This notices a new file.
+	if _, err := os.Stat(in); err != nil {
+		return err
 	}
 	names := strings.Fields(string(out)) // no path of a module has a space
 	slices.Sort(names)
