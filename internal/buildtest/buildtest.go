@@ -109,8 +109,8 @@ func Build(dir string, pkgs ...string) error {
 	if err != nil {
 		return fmt.Errorf("go list %s: %w", strings.Join(pkgs, " "), err)
 	}
-	// Copies, because tests may change what they are given. Another process makes them: go test's cache would see that go build
-	// gives a program that is up to date another time.
+	// Copies, because tests may change what they are given. Another process makes them, because go build gives the program a new
+	// time even if it is up to date, and go test compares the times of files that this process opens.
 	var args []string
 	for _, pkg := range strings.Fields(string(out)) {
 		args = append(args, filepath.Join(shared, path.Base(pkg)))
