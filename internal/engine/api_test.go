@@ -29,12 +29,13 @@ var apis = map[string]func(t testing.TB) (a *API, image string){
 }
 
 func overUnix(t testing.TB, socket string) *API {
-	a := NewAPI(APIOptions{Name: "test", Dial: func(ctx context.Context) (net.Conn, error) {
-		var d net.Dialer
-		return d.DialContext(ctx, "unix", socket)
-	}})
+	a := NewAPI(APIOptions{Name: "test", Dial: dials("unix", socket)})
 	t.Cleanup(a.Close)
 	return a
+}
+
+func dials(network, address string) func(context.Context) (net.Conn, error) {
+	return func(ctx context.Context) (net.Conn, error) { return new(net.Dialer).DialContext(ctx, network, address) }
 }
 
 func TestAPI(t *testing.T) {
@@ -214,10 +215,7 @@ func TestAPIHangs(t *testing.T) {
 		}
 	}))
 	defer s.Close()
-	a := NewAPI(APIOptions{Name: "slow", Every: 20 * time.Millisecond, Dial: func(ctx context.Context) (net.Conn, error) {
-		var d net.Dialer
-		return d.DialContext(ctx, "tcp", s.Listener.Addr().String())
-	}})
+	a := NewAPI(APIOptions{Name: "slow", Every: 20 * time.Millisecond, Dial: dials("tcp", s.Listener.Addr().String())})
 	defer a.Close()
 	for range 2 {
 		_, err := a.ListContainers(t.Context(), nil)
@@ -265,10 +263,7 @@ func TestImageVanishes(t *testing.T) {
 		w.Write([]byte(`[{"Id": "sha256:1"}]`))
 	}))
 	defer s.Close()
-	a := NewAPI(APIOptions{Name: "test", Dial: func(ctx context.Context) (net.Conn, error) {
-		var d net.Dialer
-		return d.DialContext(ctx, "tcp", s.Listener.Addr().String())
-	}})
+	a := NewAPI(APIOptions{Name: "test", Dial: dials("tcp", s.Listener.Addr().String())})
 	defer a.Close()
 	if list, err := a.ListImages(t.Context(), "", nil); err != nil || len(list) != 1 {
 		t.Errorf("got %+v, %v", list, err)
