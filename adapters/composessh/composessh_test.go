@@ -49,9 +49,6 @@ func TestMain(m *testing.M) {
 	}
 	code := m.Run()
 	buildtest.Remove()
-	if productsDir != "" {
-		os.RemoveAll(productsDir)
-	}
 	for _, e := range engines {
 		e.Stop()
 	}
@@ -133,20 +130,7 @@ func (r *rig) host(t testing.TB, name string, o sshtest.Options) *sshtest.Server
 	}
 	s := sshtest.Start(t, o)
 	if r.compose == "docker compose" {
-		plugin, err := filepath.Abs("../../bin/docker-compose")
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := os.Stat(plugin); err != nil {
-			t.Skip("there is no compose plugin in bin (scripts/setup.sh builds it)")
-		}
-		dir := filepath.Join(s.Dir, ".docker", "cli-plugins")
-		if err := os.MkdirAll(dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Symlink(plugin, filepath.Join(dir, "docker-compose")); err != nil {
-			t.Fatal(err)
-		}
+		enginetest.InstallCompose(t, s.Dir)
 	} else if _, err := exec.LookPath(strings.Fields(r.compose)[0]); err != nil {
 		t.Skipf("there is no %s (scripts/setup.sh installs it)", r.compose)
 	}

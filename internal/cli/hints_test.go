@@ -54,7 +54,7 @@ var notTyped = []struct{ begins, why string }{
 	{"host probe", "as that"},
 	{"host rm --force", "as that"},
 	{"network set", "the fake filters nothing; docs.TestCommands types it"},
-	{"forget", "of a sandbox that cannot be removed; composessh.TestProduct types it"},
+	{"forget", "of a sandbox that cannot be removed; TestProject of cmd/sandboxer types it"},
 	{"backup restore --data-dir", "as a server says it that has found its database damaged; TestScripts/backup types it"},
 	{"backup restore FILE", "as that"},
 	{"port url", "needs a server that listens on an address; TestScripts types it"},

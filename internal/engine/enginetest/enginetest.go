@@ -502,6 +502,23 @@ func StopPodman() {
 	os.RemoveAll(podmanDir)
 }
 
+// InstallCompose makes the compose plugin that scripts/setup.sh builds the one of a user whose home directory is home. It
+// skips the test if there is none.
+func InstallCompose(t testing.TB, home string) {
+	t.Helper()
+	root, err := moduleRoot()
+	if err != nil {
+		t.Fatal(err)
+	}
+	plugin, dir := filepath.Join(root, "bin/docker-compose"), filepath.Join(home, ".docker/cli-plugins")
+	if _, err := os.Stat(plugin); err != nil {
+		t.Skip("there is no compose plugin in bin (scripts/setup.sh builds it)")
+	}
+	if err := errors.Join(os.MkdirAll(dir, 0o755), os.Symlink(plugin, filepath.Join(dir, "docker-compose"))); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // BusyboxTar is the root of an image made of this machine's busybox.
 func BusyboxTar(t testing.TB) []byte {
 	t.Helper()

@@ -1,4 +1,6 @@
-package composessh
+//go:build linux
+
+package main
 
 import (
 	"bytes"
@@ -14,26 +16,26 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
 
-	"github.com/sand-boxer/sandboxer/internal/buildtest"
+	"github.com/sand-boxer/sandboxer/internal/engine/enginetest"
 	"github.com/sand-boxer/sandboxer/internal/sshrun"
+	"github.com/sand-boxer/sandboxer/internal/sshrun/sshtest"
 )
 
 // shop is a project as it comes out of a clone: a service with a check, what it keeps,
 // and a service that tests run in.
 const shop = `services:
   web:
-    image: ` + image + `
+    image: ` + enginetest.Image + `
     command: [sh, -c, 'cp -n /src/hello /data/hello; exec httpd -f -p 80 -h /data']
     volumes: [".:/src", "data:/data"]
     ports: ["8080:80"]
     healthcheck: {test: ["CMD", "wget", "-qO", "/dev/null", "http://127.0.0.1/hello"], interval: 500ms, retries: 60}
   tests:
-    image: ` + image + `
+    image: ` + enginetest.Image + `
     command: [sleep, "86400"]
     working_dir: /src
     volumes: [".:/src"]
@@ -41,40 +43,28 @@ const shop = `services:
 volumes: {data: {}}
 `
 
-// products builds the programs once for all tests, in a directory that TestMain removes.
-var products = sync.OnceValues(func() (dir string, err error) {
-	if dir, err = os.MkdirTemp("", "sbxbin"); err == nil {
-		err = buildtest.Build(dir, buildtest.Products)
-	}
-	productsDir = dir
-	return dir, err
-})
-
-var productsDir string
-
-// A product is the program as people have it, with a home of its own, one host and a
-// server that listens.
-type product struct {
-	dir string
-	env []string
+// A project is an installation with a server that listens, and with one host that has Docker and compose.
+type project struct {
+	dir    string
+	env    []string
+	host   *sshtest.Server
+	engine string // of the host, as the environment has it
 }
 
-func newProduct(t *testing.T) (*product, *rig) {
+func newProject(t *testing.T) *project {
 	t.Helper()
-	r := newRig(t, current(t), 1)
+	engine := containersEngine.Start(t)
+	host := sshtest.Start(t, sshtest.Options{Silent: true, Env: []string{engine}})
+	enginetest.InstallCompose(t, host.Dir)
 	dir, err := os.MkdirTemp("", "sbx") // a socket's path is short
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	bin, err := products()
-	if err == nil {
-		err = os.Symlink(bin, dir+"/bin")
-	}
-	if err != nil {
+	if err := os.Symlink(programs(t), dir+"/bin"); err != nil {
 		t.Fatal(err)
 	}
-	p := &product{dir: dir, env: append(os.Environ(), "PATH="+dir+"/bin:"+os.Getenv("PATH"), "SANDBOXER_HOME="+dir, "SANDBOXER_PROGRESS=none", "SANDBOXER_COMPOSE_CMD="+r.compose)}
+	p := &project{dir: dir, host: host, engine: engine, env: append(os.Environ(), "PATH="+dir+"/bin:"+os.Getenv("PATH"), "SANDBOXER_HOME="+dir, "SANDBOXER_PROGRESS=none")}
 	serve := exec.Command(dir+"/bin/sandboxer", "serve", "--listen", "127.0.0.1:0")
 	var said bytes.Buffer
 	serve.Env, serve.Stdout, serve.Stderr = p.env, &said, &said
@@ -95,17 +85,50 @@ func newProduct(t *testing.T) (*product, *rig) {
 			t.Fatalf("the server does not come: %s", &said)
 		}
 	}
-	s := r.servers[0]
-	key, err := sshrun.Fingerprint(s.HostKey)
+	p.addHost(t, "build-1")
+	return p
+}
+
+// addHost adds the host under a name.
+func (p *project) addHost(t *testing.T, name string) {
+	t.Helper()
+	key, err := sshrun.Fingerprint(p.host.HostKey)
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.must(t, "sandboxer", "host", "add", "build-1", s.User+"@127.0.0.1", "--port", fmt.Sprint(s.Port), "--identity", s.Identity, "--fingerprint", key)
-	return p, r
+	p.must(t, "sandboxer", "host", "add", name, p.host.User+"@127.0.0.1", "--port", fmt.Sprint(p.host.Port), "--identity", p.host.Identity, "--fingerprint", key)
+}
+
+// docker runs docker on the host's engine, and returns the words of its output.
+func (p *project) docker(t *testing.T, args ...string) []string {
+	t.Helper()
+	cmd := exec.Command("docker", args...)
+	var errs bytes.Buffer
+	cmd.Env, cmd.Stderr = append(os.Environ(), p.engine), &errs
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("docker %q: %v: %s", args, err, &errs)
+	}
+	return strings.Fields(string(out))
+}
+
+// repo makes a directory with a compose file and more files.
+func repo(t *testing.T, compose string, more map[string]string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for name, text := range more {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(dir, "compose.yaml"), []byte(compose), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return dir
 }
 
 // run runs a command as a user does, in the program's directory.
-func (p *product) run(t *testing.T, args ...string) (code int, stdout, stderr string) {
+func (p *project) run(t *testing.T, args ...string) (code int, stdout, stderr string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
@@ -123,7 +146,7 @@ func (p *product) run(t *testing.T, args ...string) (code int, stdout, stderr st
 	return cmd.ProcessState.ExitCode(), strings.TrimSpace(out.String()), strings.TrimSpace(errs.String())
 }
 
-func (p *product) must(t *testing.T, args ...string) string {
+func (p *project) must(t *testing.T, args ...string) string {
 	t.Helper()
 	code, out, errs := p.run(t, args...)
 	if code != 0 {
@@ -132,11 +155,11 @@ func (p *product) must(t *testing.T, args ...string) string {
 	return out
 }
 
-// TestProduct is the life of a project with the program as it is delivered: what
+// TestProject is the life of a compose project: what
 // docs/how-to/migrate-from-make-e2e.md promises to callers of make e2e, ports for people, snapshots.
-func TestProduct(t *testing.T) {
+func TestProject(t *testing.T) {
 	t.Parallel()
-	p, r := newProduct(t)
+	p := newProject(t)
 	dir := repo(t, shop, map[string]string{"hello": "hello from the shop\n"})
 
 	t.Run("make e2e", func(t *testing.T) {
@@ -165,7 +188,7 @@ func TestProduct(t *testing.T) {
 	})
 
 	t.Run("what a host says reaches who asked", func(t *testing.T) {
-		dir := repo(t, "services: {main: {build: .}}\n", map[string]string{"Dockerfile": "FROM " + image + "\nRUN wget -qO- http://nowhere.invalid\n"})
+		dir := repo(t, "services: {main: {build: .}}\n", map[string]string{"Dockerfile": "FROM " + enginetest.Image + "\nRUN wget -qO- http://nowhere.invalid\n"})
 		for _, format := range []string{"", "json"} {
 			args := []string{"sandboxer", "create", "--profile", "profile.compose-e2e", "--input", "repo=" + dir}
 			if format != "" {
@@ -185,7 +208,7 @@ func TestProduct(t *testing.T) {
 	})
 
 	t.Run("make e2e is interrupted", func(t *testing.T) {
-		slow := repo(t, strings.Replace(shop, "services:\n", "services:\n  late: {image: "+image+", command: [sleep, \"86400\"], healthcheck: {test: [CMD, \"false\"], interval: 1h}}\n", 1), map[string]string{"hello": ""})
+		slow := repo(t, strings.Replace(shop, "services:\n", "services:\n  late: {image: "+enginetest.Image+", command: [sleep, \"86400\"], healthcheck: {test: [CMD, \"false\"], interval: 1h}}\n", 1), map[string]string{"hello": ""})
 		cmd := exec.Command(p.dir+"/scripts/make-e2e.sh", slow, "true")
 		cmd.Dir, cmd.Env, cmd.SysProcAttr = p.dir, p.env, &syscall.SysProcAttr{Setpgid: true}
 		var errs bytes.Buffer
@@ -271,9 +294,8 @@ func TestProduct(t *testing.T) {
 			t.Errorf("once the sandbox is gone its URL says %d, %q", code, body)
 		}
 	})
-	env := r.engines[0]
 	t.Run("layers", func(t *testing.T) {
-		dir := repo(t, "services: {main: {build: ., command: [sleep, \"86400\"]}}\n", map[string]string{"Dockerfile": "FROM " + image + "\nRUN echo >/built\n"})
+		dir := repo(t, "services: {main: {build: ., command: [sleep, \"86400\"]}}\n", map[string]string{"Dockerfile": "FROM " + enginetest.Image + "\nRUN echo >/built\n"})
 		id := p.must(t, "sandboxer", "create", "--quiet", "--profile", "profile.compose-e2e", "--input", "repo="+dir)
 		p.must(t, "sandboxer", "destroy", id, "--yes")
 		name := filepath.Base(dir) + "/main"
@@ -288,12 +310,12 @@ func TestProduct(t *testing.T) {
 		}
 		// They go with the host.
 		id = p.must(t, "sandboxer", "create", "--quiet", "--profile", "profile.compose-e2e", "--input", "repo="+dir)
-		owner := strings.TrimSpace(r.engine(t, env, "ps", "--filter", "label=dev.sandboxer.id="+id, "--format", `{{.Label "dev.sandboxer.owner"}}`))
+		owner := p.docker(t, "ps", "--filter", "label=dev.sandboxer.id="+id, "--format", `{{.Label "dev.sandboxer.owner"}}`)[0]
 		p.must(t, "sandboxer", "destroy", id, "--yes")
 		p.must(t, "sandboxer", "host", "drain", "build-1")
 		kept := func() []string {
 			t.Helper()
-			return strings.Fields(r.engine(t, env, "images", "-q", "--filter", "label="+labelCache, "--filter", "label=dev.sandboxer.owner="+owner))
+			return p.docker(t, "images", "-q", "--filter", "label=dev.sandboxer.cache", "--filter", "label=dev.sandboxer.owner="+owner)
 		}
 		if len(kept()) == 0 {
 			t.Error("nothing is kept")
@@ -304,14 +326,9 @@ func TestProduct(t *testing.T) {
 		}
 	})
 	t.Run("gone for good", func(t *testing.T) {
-		s := r.servers[0]
-		key, err := sshrun.Fingerprint(s.HostKey)
-		if err != nil {
-			t.Fatal(err)
-		}
-		p.must(t, "sandboxer", "host", "add", "build-2", s.User+"@127.0.0.1", "--port", fmt.Sprint(s.Port), "--identity", s.Identity, "--fingerprint", key)
+		p.addHost(t, "build-2")
 		id := p.must(t, "sandboxer", "create", "--quiet", "--profile", "profile.compose-e2e", "--input", "repo="+dir)
-		s.Stop()
+		p.host.Stop()
 		p.must(t, "sandboxer", "host", "rm", "--force", "build-2")
 		if code, _, errs := p.run(t, "sandboxer", "destroy", id, "--yes"); code == 0 || !strings.Contains(errs, "host build-2 no longer belongs to ext.compose-ssh") || !strings.Contains(errs, "sandboxer forget") {
 			t.Errorf("destroy: %d, %s", code, errs)
@@ -328,21 +345,21 @@ func TestProduct(t *testing.T) {
 		// What a lost host keeps.
 		label := "label=dev.sandboxer.id=" + id
 		for _, kind := range [][]string{{"ps", "-aq"}, {"network", "ls", "-q"}, {"volume", "ls", "-q"}} {
-			for _, o := range strings.Fields(r.engine(t, env, append(kind, "--filter", label)...)) {
+			for _, o := range p.docker(t, append(kind, "--filter", label)...) {
 				remove := map[string][]string{"ps": {"rm", "-f", "-v", o}, "network": {"network", "rm", o}, "volume": {"volume", "rm", o}}
-				r.engine(t, env, remove[kind[0]]...)
+				p.docker(t, remove[kind[0]]...)
 			}
 		}
-		left, _ := filepath.Glob(filepath.Join(s.Dir, ".sandboxer/compose/sbx-*"))
+		left, _ := filepath.Glob(filepath.Join(p.host.Dir, ".sandboxer/compose/sbx-*"))
 		for _, d := range left {
 			os.RemoveAll(d)
 		}
 	})
 	// The owner is the installation's, so look for everything.
-	if left := r.engine(t, env, "ps", "-aq", "--filter", "label=dev.sandboxer.id="+id) + r.engine(t, env, "volume", "ls", "-q", "--filter", "label=dev.sandboxer.id="+id); left != "" {
+	if left := append(p.docker(t, "ps", "-aq", "--filter", "label=dev.sandboxer.id="+id), p.docker(t, "volume", "ls", "-q", "--filter", "label=dev.sandboxer.id="+id)...); len(left) > 0 {
 		t.Errorf("left behind: %q", left)
 	}
-	if left, _ := filepath.Glob(filepath.Join(r.servers[0].Dir, ".sandboxer/compose/sbx-*")); len(left) > 0 {
+	if left, _ := filepath.Glob(filepath.Join(p.host.Dir, ".sandboxer/compose/sbx-*")); len(left) > 0 {
 		t.Errorf("left behind: %q", left)
 	}
 }
@@ -351,16 +368,16 @@ func TestProduct(t *testing.T) {
 // to a machine of vm-packer's, and back, changed on each, with the program as it is delivered.
 func TestMoves(t *testing.T) {
 	t.Parallel()
-	p, r := newProduct(t)
+	p := newProject(t)
 	const tree = `cat f l; readlink l; stat -c '%a %Y' d/e/g; stat -c %a d f; ls empty; sha256sum <big`
 	dir := repo(t, shop, map[string]string{"hello": "hello\n"})
-	project := p.must(t, "sandboxer", "create", "--quiet", "--profile", "profile.compose-e2e", "--input", "repo="+dir)
-	said := p.must(t, "sandboxer", "exec", project, "--service", "tests", "--", "sh", "-c",
+	first := p.must(t, "sandboxer", "create", "--quiet", "--profile", "profile.compose-e2e", "--input", "repo="+dir)
+	said := p.must(t, "sandboxer", "exec", first, "--service", "tests", "--", "sh", "-c",
 		`mkdir -p d/e empty; echo one >f; echo two >d/e/g; ln -s d/e/g l; chmod 751 d; chmod 640 f; touch -d @1700000000 d/e/g; head -c 3000000 /dev/urandom >big; `+tree)
 	if want := "one\ntwo\nd/e/g\n644 1700000000\n751\n640\n"; !strings.HasPrefix(said, want) {
 		t.Fatalf("the project has %q", said)
 	}
-	ids := []string{project}
+	ids := []string{first}
 	for _, step := range []struct {
 		to     []string
 		holds  string // what is there
@@ -387,7 +404,7 @@ func TestMoves(t *testing.T) {
 	if said := p.must(t, "sandboxer", "audit"); !strings.Contains(said, " 0 violations") {
 		t.Errorf("audit: %s", said)
 	}
-	if left, _ := filepath.Glob(filepath.Join(r.servers[0].Dir, ".sandboxer/compose/sbx-*")); len(left) > 0 {
+	if left, _ := filepath.Glob(filepath.Join(p.host.Dir, ".sandboxer/compose/sbx-*")); len(left) > 0 {
 		t.Errorf("left behind: %q", left)
 	}
 }
