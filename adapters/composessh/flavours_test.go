@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -124,6 +125,36 @@ func get(t testing.TB, e *extension, h sandboxer.Handle, port int, page string) 
 	}
 	_, body, _ := strings.Cut(string(out), "\r\n\r\n")
 	return strings.TrimSpace(body)
+}
+
+// TestComposeProgram: the setting names the compose program of the hosts, or else the environment, or else it is the first
+// that a host has.
+func TestComposeProgram(t *testing.T) {
+	for name, c := range map[string]struct{ setting, environment, want string }{
+		"setting":     {"docker compose", "docker-compose", "docker compose"},
+		"environment": {"", "docker-compose", "docker-compose"},
+		"first":       {"", "", "docker compose"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Setenv("SANDBOXER_COMPOSE_CMD", c.environment)
+			if _, err := exec.LookPath("docker-compose"); err != nil {
+				t.Skip("there is no docker-compose (scripts/setup.sh installs it)")
+			}
+			r := newRig(t, "docker compose", 1) // it has both
+			r.cfg.ComposeCmd = c.setting
+			e := r.opened(t, "program"+name)
+			h, err := e.host("host-1")
+			if err == nil {
+				err = e.look(t.Context(), h)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := strings.Join(h.known.compose, " "); got != c.want {
+				t.Errorf("the host's compose program is %q, want %q", got, c.want)
+			}
+		})
+	}
 }
 
 // TestFlavours is one life of a project with each of the compose programs.
