@@ -99,19 +99,6 @@ func (p *project) addHost(t *testing.T, name string) {
 	p.must(t, "sandboxer", "host", "add", name, p.host.User+"@127.0.0.1", "--port", fmt.Sprint(p.host.Port), "--identity", p.host.Identity, "--fingerprint", key)
 }
 
-// docker runs docker on the host's engine, and returns the words of its output.
-func (p *project) docker(t *testing.T, args ...string) []string {
-	t.Helper()
-	cmd := exec.Command("docker", args...)
-	var errs bytes.Buffer
-	cmd.Env, cmd.Stderr = append(os.Environ(), p.engine), &errs
-	out, err := cmd.Output()
-	if err != nil {
-		t.Fatalf("docker %q: %v: %s", args, err, &errs)
-	}
-	return strings.Fields(string(out))
-}
-
 // repo makes a directory with a compose file and more files.
 func repo(t *testing.T, compose string, more map[string]string) string {
 	t.Helper()
@@ -310,12 +297,12 @@ func TestProject(t *testing.T) {
 		}
 		// They go with the host.
 		id = p.must(t, "sandboxer", "create", "--quiet", "--profile", "profile.compose-e2e", "--input", "repo="+dir)
-		owner := p.docker(t, "ps", "--filter", "label=dev.sandboxer.id="+id, "--format", `{{.Label "dev.sandboxer.owner"}}`)[0]
+		owner := docker(t, p.engine, "ps", "--filter", "label=dev.sandboxer.id="+id, "--format", `{{.Label "dev.sandboxer.owner"}}`)[0]
 		p.must(t, "sandboxer", "destroy", id, "--yes")
 		p.must(t, "sandboxer", "host", "drain", "build-1")
 		kept := func() []string {
 			t.Helper()
-			return p.docker(t, "images", "-q", "--filter", "label=dev.sandboxer.cache", "--filter", "label=dev.sandboxer.owner="+owner)
+			return docker(t, p.engine, "images", "-q", "--filter", "label=dev.sandboxer.cache", "--filter", "label=dev.sandboxer.owner="+owner)
 		}
 		if len(kept()) == 0 {
 			t.Error("nothing is kept")
@@ -345,9 +332,9 @@ func TestProject(t *testing.T) {
 		// What a lost host keeps.
 		label := "label=dev.sandboxer.id=" + id
 		for _, kind := range [][]string{{"ps", "-aq"}, {"network", "ls", "-q"}, {"volume", "ls", "-q"}} {
-			for _, o := range p.docker(t, append(kind, "--filter", label)...) {
+			for _, o := range docker(t, p.engine, append(kind, "--filter", label)...) {
 				remove := map[string][]string{"ps": {"rm", "-f", "-v", o}, "network": {"network", "rm", o}, "volume": {"volume", "rm", o}}
-				p.docker(t, remove[kind[0]]...)
+				docker(t, p.engine, remove[kind[0]]...)
 			}
 		}
 		left, _ := filepath.Glob(filepath.Join(p.host.Dir, ".sandboxer/compose/sbx-*"))
@@ -356,7 +343,7 @@ func TestProject(t *testing.T) {
 		}
 	})
 	// The owner is the installation's, so look for everything.
-	if left := append(p.docker(t, "ps", "-aq", "--filter", "label=dev.sandboxer.id="+id), p.docker(t, "volume", "ls", "-q", "--filter", "label=dev.sandboxer.id="+id)...); len(left) > 0 {
+	if left := append(docker(t, p.engine, "ps", "-aq", "--filter", "label=dev.sandboxer.id="+id), docker(t, p.engine, "volume", "ls", "-q", "--filter", "label=dev.sandboxer.id="+id)...); len(left) > 0 {
 		t.Errorf("left behind: %q", left)
 	}
 	if left, _ := filepath.Glob(filepath.Join(p.host.Dir, ".sandboxer/compose/sbx-*")); len(left) > 0 {

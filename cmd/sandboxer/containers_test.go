@@ -3,6 +3,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -185,11 +186,18 @@ func (r *containersRig) on(what string, labels ...string) []string {
 	for _, l := range labels {
 		args = append(args, "--filter", "label="+l)
 	}
+	return docker(r.t, "DOCKER_HOST="+r.host, args...)
+}
+
+// docker runs docker on an engine, which is as the environment has it, and returns the words of the output.
+func docker(t testing.TB, engine string, args ...string) []string {
+	t.Helper()
 	cmd := exec.Command("docker", args...)
-	cmd.Env = append(os.Environ(), "DOCKER_HOST="+r.host)
+	var errs bytes.Buffer
+	cmd.Env, cmd.Stderr = append(os.Environ(), engine), &errs
 	out, err := cmd.Output()
 	if err != nil {
-		r.t.Fatalf("docker %q: %v", args, err)
+		t.Fatalf("docker %q: %v: %s", args, err, &errs)
 	}
 	return strings.Fields(string(out))
 }
