@@ -205,6 +205,7 @@ func TestVanished(t *testing.T) {
 
 // Podman gives up making a network when an interface of anybody's comes or goes while it
 // looks which addresses are in use. Services are started again then, but not for ever.
+// Podman may do so by itself here, too: only what the script refuses is counted.
 func TestStumble(t *testing.T) {
 	t.Parallel()
 	env := podman(t)
@@ -219,7 +220,7 @@ func TestStumble(t *testing.T) {
 			script := fmt.Sprintf(`#!/bin/sh
 [ "$1 $2" != "network create" ] || {
 	echo >>%[1]s/tries
-	[ "$(wc -l <%[1]s/tries)" -gt %[2]d ] || { echo "Error: route ip+net: no such network interface" >&2; exit 125; }
+	[ "$(wc -l <%[1]s/tries)" -gt %[2]d ] || { echo >>%[1]s/refused; echo "Error: route ip+net: no such network interface" >&2; exit 125; }
 }
 exec %[3]s "$@"
 `, dir, stumbles, real)
@@ -233,15 +234,14 @@ exec %[3]s "$@"
 			s := order("box", repo(t, single, nil))
 			teardown(t, e, s.ID)
 			_, err = e.put(t.Context(), s)
-			want := stumbles + 1
+			want := min(stumbles, starts)
 			if stumbles > starts {
-				want = starts
 				kind(t, err, sandboxer.Failed, "no such network interface")
 			} else if err != nil {
 				t.Fatal(err)
 			}
-			if tries, err := os.ReadFile(dir + "/tries"); err != nil || len(tries) != want {
-				t.Errorf("a network was made %d times; want %d (%v)", len(tries), want, err)
+			if refused, err := os.ReadFile(dir + "/refused"); err != nil || len(refused) != want {
+				t.Errorf("a network was refused %d times; want %d (%v)", len(refused), want, err)
 			}
 		})
 	}
