@@ -41,7 +41,7 @@ func outside(t testing.TB) world {
 	}
 	id := os.Getpid() % 100_000
 	ns, dev := fmt.Sprintf("sbxout%d", id), fmt.Sprintf("sbxo%d", id)
-	k, third := 4*(id%63), id%200+20
+	k, third := 4*(id%62+1), id%200+20 // not the first four: a machine may be 192.0.2.2 itself, behind 192.0.2.1
 	w := world{own: fmt.Sprintf("192.0.2.%d", k+1), public: fmt.Sprintf("192.0.2.%d", k+2), private: fmt.Sprintf("172.30.%d.2", third)}
 	ip := func(args string) {
 		t.Helper()
