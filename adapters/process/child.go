@@ -164,24 +164,24 @@ func (c *child) run(started chan<- error) {
 	if err == nil {
 		err = c.s.p.enter(c.s.env.Dir)
 	}
+	release := func() {}
 	if err == nil {
+		release = c.guard() // before the process, which may start others at once
 		err = c.cmd.Start()
 	}
 	if err == nil {
 		err = c.limit()
 		if err != nil {
-			_ = c.cmd.Process.Kill()
+			c.killGroup()
 			_ = c.cmd.Wait()
 		}
 	}
-	release := func() {}
-	if err == nil {
-		release = c.guard()
-	}
-	started <- err
 	if err != nil {
+		release()
+		started <- err
 		return
 	}
+	started <- nil
 	// The process keeps its number until it is waited for.
 	for {
 		err := unix.Waitid(unix.P_PID, c.cmd.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil)
@@ -220,10 +220,10 @@ done
 kill -KILL 0`
 
 // guard starts a program that ends the process's children if this program is killed: the kernel kills only the process itself.
-// It belongs to the group, and dies with it. release waits for that.
+// It leads the group that the process will belong to, and dies with it. release waits for that.
 func (c *child) guard() (release func()) {
 	g := subprocess.Command(context.Background(), subprocess.Tool, "/bin/sh", "-c", guarding, "sandboxer-guard", helperVar+"="+c.mark)
-	g.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pgid: c.cmd.Process.Pid}
+	g.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	r, w, err := os.Pipe()
 	if err == nil {
 		g.Stdin = r
@@ -237,8 +237,9 @@ func (c *child) guard() (release func()) {
 		c.s.env.Log.Warn("processes of the extension would outlive a killed server: nothing supervises them", "err", err)
 		return func() {}
 	}
+	c.cmd.SysProcAttr.Pgid = g.Process.Pid
 	return func() {
-		_ = g.Process.Kill() // it may have left no group to be killed with
+		_ = g.Process.Kill() // the process may not have started
 		_ = g.Wait()
 		w.Close()
 	}
@@ -304,7 +305,11 @@ func (c *child) stop(why error) {
 func (c *child) killGroup() {
 	c.mu.Lock()
 	if !c.reaped {
+		_ = c.cmd.Process.Kill() // it may have left for a group of its own
 		_ = syscall.Kill(-c.cmd.Process.Pid, syscall.SIGKILL)
+		if group := c.cmd.SysProcAttr.Pgid; group > 0 { // that of the guard
+			_ = syscall.Kill(-group, syscall.SIGKILL)
+		}
 	}
 	c.mu.Unlock()
 	for range 5 { // one that is killed may just have started another
