@@ -231,6 +231,7 @@ func (c *command) run(ctx context.Context, check func() error) (x sandboxer.Exit
 			s.input.Close()
 		}()
 	}
+	failed := check()          // before the caller hears of the command
 	end := make(chan struct{}) // the command is over
 	copied := make(chan error, len(s.outputs))
 	for _, f := range s.outputs {
@@ -241,10 +242,6 @@ func (c *command) run(ctx context.Context, check func() error) (x sandboxer.Exit
 	waited := make(chan sandboxer.Exit, 1)
 	go func() { waited <- c.wait() }()
 
-	var failed error
-	if err := check(); err != nil {
-		failed = err
-	}
 	for running := true; running; {
 		var bad error
 		if failed == nil {
