@@ -33,6 +33,7 @@ func TestForeignIDs(t *testing.T) {
 	}
 	ids := []string{"running", "paused", "ended", "forgotten", "terminating", "damaged", "creating", "failing", "stuck", "quarantined"}
 
+	r.full("test", 1) // it is kept, and given to nobody, once the database went back
 	back := r.backUp()
 	made("quarantined", "test")
 	back() // the database does not know it any more

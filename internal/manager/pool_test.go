@@ -13,6 +13,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/adapters/fake"
+	"github.com/sand-boxer/sandboxer/internal/lifecycle"
 	"github.com/sand-boxer/sandboxer/internal/spec"
 )
 
@@ -36,7 +37,7 @@ func (r *rig) warm(profile string) []*sandboxer.Sandbox {
 	return items
 }
 
-// full waits until the pool of the profile has size warm ones, in the database as in its
+// full waits until the pool of the profile has size warm ones that it may give away, in the database as in its
 // memory of them, and returns their IDs.
 func (r *rig) full(profile string, size int) (ids []string) {
 	r.t.Helper()
@@ -44,7 +45,9 @@ func (r *rig) full(profile string, size int) (ids []string) {
 	eventually(r.t, fmt.Sprintf("%d warm ones of %s", size, profile), func() bool {
 		ids = nil
 		for _, sb := range r.warm(profile) {
-			ids = append(ids, sb.ID)
+			if !lifecycle.MayBeClaimed(sb) {
+				ids = append(ids, sb.ID)
+			}
 		}
 		p.mu.Lock()
 		known := slices.Clone(p.ready)
