@@ -313,18 +313,23 @@ func (c *Client) feed(ctx context.Context, pid int, r io.Reader, tty bool) error
 		send([]byte{4})
 	}
 	_, err = stream.CloseAndReceive() // of an error in sending, this says which
-	if err == nil && !tty {
-		_, err = c.proc.CloseStdin(ctx, connect.NewRequest(&pb.CloseStdinRequest{Process: sel}))
+	if err = c.rpcError(ctx, err); err == nil && !tty {
+		err = c.CloseStdin(alone(ctx), pid)
 	}
 	if ctx.Err() != nil {
 		return nil
 	}
-	switch err = c.rpcError(ctx, err); sandboxer.KindOf(err) {
+	switch sandboxer.KindOf(err) {
 	case sandboxer.NotFound, sandboxer.Conflict, sandboxer.Internal: // the process has ended, closed its input, or has none
 		return nil
 	}
 	return err
 }
+
+// alone is ctx without its end, for a short call that may itself end the command, and so ctx. net/http gives a connection to
+// the next request before it returns from the one that had it, and closes it if the context of that one ends in between: the
+// call of another command would fail.
+func alone(ctx context.Context) context.Context { return context.WithoutCancel(ctx) }
 
 // control forwards sizes and signals until the process has ended.
 func (c *Client) control(ctx context.Context, pid int, s sandboxer.ProcessStreams) {
@@ -335,14 +340,14 @@ func (c *Client) control(ctx context.Context, pid int, s sandboxer.ProcessStream
 				s.Resize = nil
 				continue
 			}
-			_ = c.Resize(ctx, pid, size)
+			_ = c.Resize(alone(ctx), pid, size)
 		case sig, ok := <-s.Signals:
 			if !ok {
 				s.Signals = nil
 				continue
 			}
 			if n := signalNumber(sig); n > 0 {
-				_ = c.Signal(ctx, pid, n)
+				_ = c.Signal(alone(ctx), pid, n)
 			}
 		case <-ctx.Done():
 			return
