@@ -3,9 +3,11 @@ package agent
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -633,3 +635,40 @@ func TestInputNotDelivered(t *testing.T) {
 		t.Errorf("with its input closed: %+v, %v: %q", exit, err, &out)
 	}
 }
+
+// TestEndSparesOthers: net/http gives a connection to the next request before the request that had it has returned, and closes it
+// if the context of that one ends in between. So the end of a command must not end a call that caused it.
+func TestEndSparesOthers(t *testing.T) {
+	signals := make(chan os.Signal, 1)
+	signals <- syscall.SIGKILL
+	for call, cmd := range map[string]sandboxer.Cmd{
+		"CloseStdin": {Args: []string{"cat"}, Stdin: strings.NewReader("x")},
+		"SendSignal": {Args: []string{"sleep", "60"}, Signals: signals},
+	} {
+		t.Run(call, func(t *testing.T) {
+			r := startAgent(t)
+			ended, outcome := make(chan struct{}), make(chan error, 1)
+			transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return r.dial(ctx) }}
+			defer transport.CloseIdleConnections()
+			c := NewClient(ClientOptions{Token: testToken, BaseURL: "http://sandbox", HTTP: &http.Client{Transport: tripper(func(req *http.Request) (*http.Response, error) {
+				res, err := transport.RoundTrip(req)
+				if strings.HasSuffix(req.URL.Path, call) {
+					<-ended
+					outcome <- errors.Join(err, req.Context().Err())
+				}
+				return res, err
+			})}})
+			if _, err := c.Exec(t.Context(), cmd); err != nil {
+				t.Error(err)
+			}
+			close(ended)
+			if err := <-outcome; err != nil {
+				t.Errorf("%s: %v", call, err)
+			}
+		})
+	}
+}
+
+type tripper func(*http.Request) (*http.Response, error)
+
+func (f tripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
