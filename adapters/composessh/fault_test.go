@@ -218,13 +218,14 @@ func TestStumble(t *testing.T) {
 			}
 			dir := t.TempDir()
 			script := fmt.Sprintf(`#!/bin/sh
-[ "$1 $2" != "network create" ] || {
-	echo >>%[1]s/tries
-	[ "$(wc -l <%[1]s/tries)" -gt %[2]d ] || { echo >>%[1]s/refused; echo "Error: route ip+net: no such network interface" >&2; exit 125; }
+[ "$1 $2" != "network create" ] || [ "$(cat %[1]s/refused | wc -l)" -ge %[2]d ] || {
+	echo >>%[1]s/refused
+	echo "Error: route ip+net: no such network interface" >&2
+	exit 125
 }
 exec %[3]s "$@"
 `, dir, stumbles, real)
-			if err := os.WriteFile(dir+"/podman", []byte(script), 0o755); err != nil {
+			if err := errors.Join(os.WriteFile(dir+"/podman", []byte(script), 0o755), os.WriteFile(dir+"/refused", nil, 0o600)); err != nil {
 				t.Fatal(err)
 			}
 			r := newRig(t, "podman-compose", 0)
