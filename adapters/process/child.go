@@ -305,9 +305,8 @@ func (c *child) stop(why error) {
 func (c *child) killGroup() {
 	c.mu.Lock()
 	if !c.reaped {
-		_ = c.cmd.Process.Kill() // it may have left for a group of its own
-		_ = syscall.Kill(-c.cmd.Process.Pid, syscall.SIGKILL)
-		if group := c.cmd.SysProcAttr.Pgid; group > 0 { // that of the guard
+		_ = syscall.Kill(-c.cmd.Process.Pid, syscall.SIGKILL) // it may have left for a group of its own
+		if group := c.cmd.SysProcAttr.Pgid; group > 0 {       // that of the guard
 			_ = syscall.Kill(-group, syscall.SIGKILL)
 		}
 	}

@@ -190,25 +190,32 @@ func TestScriptsHaveNoStreams(t *testing.T) {
 
 // A call that is cancelled ends its script, and all that it started, at once.
 func TestScriptIsCanceled(t *testing.T) {
-	b := scripted(t, `case $1 in describe) exit 64 ;; esac; trap '' TERM INT; SANDBOXER_EXTENSION_PROCESS=$SANDBOXER_EXTENSION_MARK setsid sleep 8412 & sleep 8412 & touch "$SANDBOXER_DIR/begun"; wait`, nil)
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	ended := make(chan error, 1)
-	go func() { _, err := b.Provision(ctx, specOf("x3")); ended <- err }()
-	for end := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
-		if pids, err := procs.WithArg("8412"); err == nil && len(pids) == 2 {
-			break
-		}
-		if time.Now().After(end) {
-			t.Fatal("the script does not start what it is to start")
-		}
-	}
-	cancel()
-	if err := <-ended; sandboxer.KindOf(err) != sandboxer.Canceled {
-		t.Errorf("Provision: %v", err)
-	}
-	if left, err := procs.WithArg("8412"); err != nil || len(left) > 0 {
-		t.Errorf("still running: %v, %v", left, err)
+	for name, does := range map[string]string{
+		"a helper":             `trap '' TERM INT; SANDBOXER_EXTENSION_PROCESS=$SANDBOXER_EXTENSION_MARK setsid sleep 8412 & sleep 8412 & wait`,
+		"a session of its own": `exec setsid sh -c 'sleep 8412 & sleep 8412'`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := scripted(t, "case $1 in describe) exit 64 ;; esac; "+does, nil)
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			ended := make(chan error, 1)
+			go func() { _, err := b.Provision(ctx, specOf("x3")); ended <- err }()
+			for end := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
+				if pids, err := procs.WithArg("8412"); err == nil && len(pids) == 2 {
+					break
+				}
+				if time.Now().After(end) {
+					t.Fatal("the script does not start what it is to start")
+				}
+			}
+			cancel()
+			if err := <-ended; sandboxer.KindOf(err) != sandboxer.Canceled {
+				t.Errorf("Provision: %v", err)
+			}
+			if left, err := procs.WithArg("8412"); err != nil || len(left) > 0 {
+				t.Errorf("still running: %v, %v", left, err)
+			}
+		})
 	}
 }
 
